@@ -1,0 +1,92 @@
+/* The experience channel: reliable messages between one intake (ROUTER) and its workers (DEALER).
+ *
+ * A message is an Envelope (proto/longhaul/experience/v1) and raw array frames.  From worker to
+ * intake it is at-least-once: numbered, kept until the intake acknowledges that it is durable,
+ * resent after a silence, bounded by a window in bytes.  The intake hands each message on once in
+ * order per (worker, instance), so duplicates end here.  From intake to worker nothing is kept:
+ * what is said there is level-triggered and repeated by its owner.
+ *
+ * ZeroMQ's own guarantees are not relied on: PUSH/PULL and LINGER lose messages, ipc:// drops at
+ * close, ROUTER drops silently.  Heartbeats detect dead peers.  A channel belongs to one thread,
+ * except where a function says otherwise. */
+#ifndef PROTO_CHANNEL_H
+#define PROTO_CHANNEL_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "longhaul/experience/v1/experience.pb-c.h"
+#include "proto/cleanup.h"
+#include "proto/error.h"
+
+enum { CHANNEL_FRAMES = 4, CHANNEL_PEER = 64 };
+
+struct channel_frame {
+    const void *data;
+    size_t len; /* bytes */
+};
+
+/* A received message.  Free with channel_message_free(). */
+struct channel_message {
+    char peer[CHANNEL_PEER]; /* the worker's name; "" at a worker */
+    Longhaul__Experience__V1__Envelope *envelope;
+    struct channel_frame frames[CHANNEL_FRAMES]; /* aligned to 8 bytes, owned by the message */
+    size_t n_frames;
+    void *owned;
+};
+void channel_message_free(struct channel_message *m);
+LH_DEFINE_AUTO(channel_message, channel_message_free)
+
+/* ---- worker ---- */
+struct channel_worker;
+
+struct channel_worker_options {
+    const char *endpoint;   /* ipc:///path or tcp://host:port */
+    const char *name;       /* stable across restarts, [a-z0-9-], below CHANNEL_PEER */
+    const char *instance;   /* new id each start */
+    size_t window_bytes;    /* unacknowledged bytes before channel_send waits; 0 = 16 MiB */
+    int resend_ms;          /* silence before unacknowledged messages are sent again; 0 = 500 */
+};
+
+struct channel_worker *channel_worker_create(const struct channel_worker_options *o,
+                                             struct lh_error *err);
+void channel_worker_destroy(struct channel_worker *w);
+LH_DEFINE_AUTO(channel_worker, channel_worker_destroy)
+
+/* Thread-safe.  `reliable` messages (SEGMENT, DONE) wait for window up to timeout_ms
+ * (RESOURCE_EXHAUSTED after it) and are copied; others are sent once.  envelope->seq, ack and
+ * instance are filled in here. */
+int channel_worker_send(struct channel_worker *w, Longhaul__Experience__V1__Envelope *envelope,
+                        const struct channel_frame *frames, size_t n_frames, bool reliable,
+                        int timeout_ms, struct lh_error *err);
+/* Next message for this worker; NULL with err->code DEADLINE_EXCEEDED when none came. */
+struct channel_message *channel_worker_recv(struct channel_worker *w, int timeout_ms,
+                                            struct lh_error *err);
+/* Highest seq the intake has acknowledged, and bytes not yet acknowledged.  Thread-safe. */
+uint64_t channel_worker_acked(const struct channel_worker *w);
+size_t channel_worker_pending(const struct channel_worker *w);
+/* Seq that the last successful reliable send got; with channel_worker_acked() tells when it is safe. */
+
+/* ---- intake ---- */
+struct channel_intake;
+
+struct channel_intake *channel_intake_create(const char *endpoint, size_t max_message,
+                                             struct lh_error *err);
+void channel_intake_destroy(struct channel_intake *in);
+LH_DEFINE_AUTO(channel_intake, channel_intake_destroy)
+
+/* Next message of any worker, in order and once per (worker, instance). */
+struct channel_message *channel_intake_recv(struct channel_intake *in, int timeout_ms,
+                                            struct lh_error *err);
+/* Everything up to and including this reliable message is durable. */
+int channel_intake_ack(struct channel_intake *in, const struct channel_message *m,
+                       struct lh_error *err);
+/* Once, without guarantee; UNAVAILABLE when the worker is not connected.  Thread-safe. */
+int channel_intake_send(struct channel_intake *in, const char *peer,
+                        Longhaul__Experience__V1__Envelope *envelope,
+                        const struct channel_frame *frames, size_t n_frames, struct lh_error *err);
+/* Milliseconds since the worker was last heard of; INT64_MAX if never. */
+int64_t channel_intake_silence_ms(const struct channel_intake *in, const char *peer);
+
+#endif

@@ -1,0 +1,32 @@
+/* Node-local control connections that carry file descriptors: protobuf messages over SOCK_SEQPACKET
+ * unix sockets, fds by SCM_RIGHTS.  arbiterd and kvstored speak it; gRPC cannot pass fds.
+ *
+ * One message is one packet of at most IPC_MAX bytes and IPC_MAX_FDS fds.  The listener's socket is
+ * 0600 and peers are checked by SO_PEERCRED. */
+#ifndef PROTO_IPC_H
+#define PROTO_IPC_H
+
+#include <protobuf-c/protobuf-c.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+#include "proto/error.h"
+
+enum { IPC_MAX = 4 << 20, IPC_MAX_FDS = 64 };
+
+/* Listening fd.  ALREADY_EXISTS when a live server has the socket; a stale file is replaced. */
+int ipc_listen(const char *path, struct lh_error *err);
+/* Next client: connected fd, its pid in *pid.  Peers of other uids are dropped. */
+int ipc_accept(int listen_fd, pid_t *pid, struct lh_error *err);
+/* Waits for the server up to timeout_ms. */
+int ipc_connect(const char *path, int timeout_ms, struct lh_error *err);
+
+/* Whole message or an error; UNAVAILABLE when the peer is gone; DEADLINE_EXCEEDED after timeout_ms
+ * (0 = do not wait, -1 never allowed).  fds stay the caller's. */
+int ipc_send(int fd, const ProtobufCMessage *m, const int *fds, size_t n_fds, int timeout_ms,
+             struct lh_error *err);
+/* The caller frees the message and closes the fds (close-on-exec).  *n_fds: room in, count out. */
+ProtobufCMessage *ipc_recv(int fd, const ProtobufCMessageDescriptor *type, int *fds, size_t *n_fds,
+                           int timeout_ms, struct lh_error *err);
+
+#endif

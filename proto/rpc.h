@@ -1,0 +1,88 @@
+/* gRPC for C: servers with blocking handlers on a thread pool, blocking clients.
+ *
+ * proto/rpc_*.c are the only files that include gRPC headers (the core's C API is unstable between
+ * versions).  Messages are protobuf-c structs; every request passes proto/parse.h before a handler
+ * sees it.  Wire-compatible with any gRPC client: tests/integration/rpc_client.py is Python's.
+ *
+ * Processes that fork sandboxes: never fork after rpc_server_create() or rpc_channel_create()
+ * (grpc_init); start a spawner before. */
+#ifndef PROTO_RPC_H
+#define PROTO_RPC_H
+
+#include <protobuf-c/protobuf-c.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+#include "proto/cleanup.h"
+#include "proto/error.h"
+
+struct rpc_call; /* a call being served; valid until the handler returns */
+
+/* Fills *reply with a message that rpc frees (lh_message_free), or returns a negative lh_status
+ * with *err, which becomes the client's status and details.  Runs on a pool thread; may block. */
+typedef int rpc_unary_fn(void *ctx, struct rpc_call *call, const ProtobufCMessage *request,
+                         ProtobufCMessage **reply, struct lh_error *err);
+/* Sends any number of messages with rpc_send(), then returns the status. */
+typedef int rpc_stream_fn(void *ctx, struct rpc_call *call, const ProtobufCMessage *request,
+                          struct lh_error *err);
+
+struct rpc_method {
+    const char *name;      /* as in the .proto */
+    rpc_unary_fn *unary;   /* exactly one of the two */
+    rpc_stream_fn *stream;
+};
+
+struct rpc_service {
+    const ProtobufCServiceDescriptor *descriptor; /* every method of it must be in `methods` */
+    const struct rpc_method *methods;             /* ends with a NULL name */
+    void *ctx;
+};
+
+/* True once the client has cancelled, gone away, or its deadline has passed.  Long handlers ask. */
+bool rpc_cancelled(const struct rpc_call *call);
+/* Absolute, on the clock of lh_now_ms(); INT64_MAX without one. */
+int64_t rpc_deadline_ms(const struct rpc_call *call);
+/* Blocks until the transport took the message: that is the back-pressure.  CANCELLED once the
+ * client is gone. */
+int rpc_send(struct rpc_call *call, const ProtobufCMessage *message, struct lh_error *err);
+/* Peer of a unix socket: uid from SO_PEERCRED. */
+uid_t rpc_peer_uid(const struct rpc_call *call);
+
+struct rpc_server;
+
+struct rpc_server_options {
+    const char *path;     /* unix socket; created 0600; a live server's socket is refused with
+                             ALREADY_EXISTS, a dead one's file is replaced */
+    unsigned threads;     /* handlers at a time; further calls wait; 0 = 16 */
+    size_t max_message;   /* bytes of a request; 0 = 64 MiB */
+    const struct rpc_service *services; /* `n_services` of them; health is added */
+    size_t n_services;
+};
+
+/* Serves from its own threads until destroyed.  Connections are accepted here, checked by
+ * SO_PEERCRED (root or the server's own uid), then handed to gRPC. */
+struct rpc_server *rpc_server_create(const struct rpc_server_options *o, struct lh_error *err);
+/* No new calls; running ones get `grace_ms`, then are cancelled; returns when all have ended. */
+void rpc_server_destroy(struct rpc_server *s, int grace_ms);
+
+struct rpc_channel;
+
+/* Does not connect yet; thread-safe from then on. `path` is a unix socket. */
+struct rpc_channel *rpc_channel_create(const char *path, struct lh_error *err);
+void rpc_channel_destroy(struct rpc_channel *ch);
+LH_DEFINE_AUTO(rpc_channel, rpc_channel_destroy)
+
+/* One request, one reply.  `method` is "/package.Service/Method"; `reply_type` parses the answer.
+ * Waits for the server to be there, at most timeout_ms in all. */
+int rpc_unary(struct rpc_channel *ch, const char *method, const ProtobufCMessage *request,
+              const ProtobufCMessageDescriptor *reply_type, int timeout_ms,
+              ProtobufCMessage **reply, struct lh_error *err);
+
+/* Called for each message of a stream; a negative return cancels the call and is returned. */
+typedef int rpc_each_fn(void *ctx, const ProtobufCMessage *message, struct lh_error *err);
+int rpc_stream(struct rpc_channel *ch, const char *method, const ProtobufCMessage *request,
+               const ProtobufCMessageDescriptor *reply_type, int timeout_ms, rpc_each_fn *each,
+               void *ctx, struct lh_error *err);
+
+#endif

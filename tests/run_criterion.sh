@@ -1,0 +1,18 @@
+#!/bin/sh
+# run_criterion.sh TEST_PROGRAM [ARG...]: fails when a test fails, when no test ran (a filter that
+# matches nothing exits 0), or when a worker left a sanitizer report (Criterion ignores leaks).
+set -u
+dir=$(mktemp -d)
+trap 'rm -rf "$dir"' EXIT
+ASAN_OPTIONS="${ASAN_OPTIONS:+$ASAN_OPTIONS:}log_path=$dir/san"
+LSAN_OPTIONS="${LSAN_OPTIONS:+$LSAN_OPTIONS:}log_path=$dir/san"
+export ASAN_OPTIONS LSAN_OPTIONS
+"$@" > "$dir/log" 2>&1
+rc=$?
+cat "$dir/log"
+grep -q 'Tested: .*[1-9]' "$dir/log" || { echo "no test ran"; exit 1; }
+if ls "$dir"/san.* > /dev/null 2>&1; then
+    cat "$dir"/san.*
+    exit 1
+fi
+exit $rc

@@ -1,0 +1,105 @@
+#include <criterion/criterion.h>
+#include <criterion/new/assert.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "proto/cleanup.h"
+#include "proto/crc.h"
+#include "proto/error.h"
+#include "proto/file.h"
+#include "proto/id.h"
+#include "proto/log.h"
+
+Test(error, context_grows_while_unwinding)
+{
+    struct lh_error e = {0};
+
+    cr_assert(eq(int, lh_fail_errno(&e, ENOSPC, "writing %s", "seg-1"), LH_RESOURCE_EXHAUSTED));
+    cr_assert(eq(int, lh_wrap(&e, "commit of turn %d", 3), LH_RESOURCE_EXHAUSTED));
+    cr_assert(eq(str, e.message, (char *)"commit of turn 3: writing seg-1: No space left on device"));
+    cr_assert(eq(str, (char *)lh_status_name(e.code), (char *)"RESOURCE_EXHAUSTED"));
+    cr_assert(eq(int, lh_fail(NULL, LH_NOT_FOUND, "nobody listens"), LH_NOT_FOUND));
+}
+
+Test(error, long_messages_are_cut_not_overrun)
+{
+    struct lh_error e = {0};
+    char big[3000];
+
+    memset(big, 'x', sizeof big - 1);
+    big[sizeof big - 1] = 0;
+    lh_fail(&e, LH_INTERNAL, "%s", big);
+    lh_wrap(&e, "%s", big);
+    cr_assert(eq(sz, strlen(e.message), sizeof e.message - 1));
+}
+
+Test(id, round_trip_order_and_bad_text)
+{
+    char a[LH_ID_SIZE], b[LH_ID_SIZE], again[LH_ID_SIZE];
+    struct lh_id id;
+
+    lh_id_new_text(a);
+    usleep(2000);
+    lh_id_new_text(b);
+    cr_assert(lt(str, a, b), "ids sort by time");
+    cr_assert(lh_id_parse(a, &id));
+    lh_id_print(&id, again);
+    cr_assert(eq(str, a, again));
+    cr_assert(not(lh_id_text_valid("8ZZZZZZZZZZZZZZZZZZZZZZZZZ")), "more than 128 bits");
+    cr_assert(lh_id_text_valid("7ZZZZZZZZZZZZZZZZZZZZZZZZZ"));
+    cr_assert(not(lh_id_text_valid("01ARZ3NDEKTSV4RRFFQ69G5FA")), "25 characters");
+    cr_assert(not(lh_id_text_valid("01ARZ3NDEKTSV4RRFFQ69G5FAI")), "no such digit");
+    cr_assert(not(lh_id_text_valid("../../etc/passwd0000000000")));
+}
+
+Test(crc, known_values)
+{
+    cr_assert(eq(u32, lh_crc32c(0, "123456789", 9), 0xe3069283u));
+    uint32_t part = lh_crc32c(0, "1234", 4);
+    cr_assert(eq(u32, lh_crc32c(part, "56789", 5), 0xe3069283u));
+    cr_assert(eq(u32, lh_crc32c(0, "", 0), 0));
+}
+
+Test(file, write_is_atomic_and_read_is_bounded)
+{
+    char dir[] = "/tmp/lh-base-XXXXXX";
+    struct lh_error e = {0};
+    size_t len;
+
+    cr_assert(mkdtemp(dir) != NULL);
+    lh_autofree char *path = lh_format("%s/a/b/c", dir);
+    lh_autofree char *parent = lh_format("%s/a/b", dir);
+    cr_assert(eq(int, lh_make_dirs(parent, 0700, &e), 0));
+    cr_assert(eq(int, lh_write_file(path, "hello", 5, 0600, &e), 0));
+    lh_autofree char *got = lh_read_file(path, 5, &len, &e);
+    cr_assert(eq(str, got, (char *)"hello"));
+    cr_assert(lh_read_file(path, 4, &len, &e) == NULL);
+    cr_assert(eq(int, e.code, LH_RESOURCE_EXHAUSTED));
+    cr_assert(eq(int, lh_write_file("/nonexistent/x", "y", 1, 0600, &e), LH_NOT_FOUND));
+    cr_assert(eq(int, lh_remove_tree(dir, &e), 0));
+    cr_assert(access(dir, F_OK) < 0);
+    cr_assert(eq(int, lh_remove_tree(dir, &e), 0), "absent is fine");
+}
+
+Test(file, remove_tree_does_not_follow_links)
+{
+    char dir[] = "/tmp/lh-base-XXXXXX", keep[] = "/tmp/lh-keep-XXXXXX";
+    struct lh_error e = {0};
+
+    cr_assert(mkdtemp(dir) && mkdtemp(keep));
+    lh_autofree char *link = lh_format("%s/link", dir);
+    cr_assert(eq(int, symlink(keep, link), 0));
+    cr_assert(eq(int, lh_remove_tree(dir, &e), 0));
+    cr_assert(eq(int, rmdir(keep), 0), "the target is still there");
+}
+
+Test(log, levels_by_component, .init = NULL)
+{
+    setenv("LONGHAUL_LOG", "warn,rollout=debug", 1);
+    cr_assert(lh_log_enabled("rollout", LH_DEBUG));
+    cr_assert(not(lh_log_enabled("kvstored", LH_INFO)));
+    cr_assert(lh_log_enabled("kvstored", LH_ERROR));
+}
