@@ -1,0 +1,56 @@
+/* The `agentenv` command: a table of verbs, each with an argp parser of its own.
+ *
+ * Exit codes: 0 done; 1 the request failed (the message is on stderr); 2 usage; 75 the daemon is
+ * not there, try again.  `agentenv exec` passes on the exit status of the command, 124 after a
+ * timeout, and 125 instead of 1 when it could not be run.
+ *
+ * What is listed appears as a table on a terminal and as JSON in a pipe, or as `-o` says. */
+#ifndef AGENTENV_CLI_CLI_H
+#define AGENTENV_CLI_CLI_H
+
+#include <argp.h>
+#include <jansson.h>
+#include <stdbool.h>
+
+#include "proto/error.h"
+#include "proto/rpc.h"
+
+enum { CLI_FAILED = 1, CLI_USAGE = 2, CLI_TIMEOUT = 124, CLI_EXEC_FAILED = 125, CLI_AGAIN = 75 };
+
+struct cli {
+    struct rpc_channel *channel;
+    bool json; /* how to print lists */
+};
+
+struct cli_verb {
+    const char *name; /* "start", or two words: "snapshot ls" */
+    const char *args; /* "IMAGE|SNAPSHOT", for the help */
+    const char *doc;  /* one line */
+    /* argv[0] is the verb.  Returns the exit status, or a negative lh_status with *err, which the
+     * caller prints and turns into one. */
+    int (*run)(struct cli *cli, int argc, char **argv, struct lh_error *err);
+};
+
+/* Verbs of agentenv/task: task …, image ….  Ended by a NULL name. */
+extern const struct cli_verb task_verbs[];
+
+/* argp with the program's conventions: usage errors end the program with CLI_USAGE. */
+int cli_parse(const struct argp *argp, int argc, char **argv, void *input);
+
+/* One call of longhaul.sandbox.v1.Sandboxes or, with a full "/package.Service/Method", of any
+ * service.  The caller frees *reply with lh_message_free(). */
+int cli_call(struct cli *cli, const char *method, const ProtobufCMessage *request,
+             const ProtobufCMessageDescriptor *reply_type, int timeout_ms, ProtobufCMessage **reply,
+             struct lh_error *err);
+
+/* Prints `rows`, an array of objects, as JSON or as a table of `columns` (keys, ended by NULL; the
+ * headings are the keys in capitals).  Takes the reference to rows. */
+int cli_print(const struct cli *cli, json_t *rows, const char *const *columns,
+              struct lh_error *err);
+
+/* "512M", "2G", "100k", plain bytes; the whole string or INVALID_ARGUMENT. */
+int cli_size(const char *text, uint64_t *bytes, struct lh_error *err);
+/* "90", "1.5s", "200ms", "5m", "2h" into milliseconds; a bare number is seconds. */
+int cli_duration(const char *text, uint32_t *ms, struct lh_error *err);
+
+#endif
