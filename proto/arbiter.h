@@ -1,8 +1,8 @@
 /* Client of arbiterd, the owner of the node's memory (docs/DESIGN.md 3.9).
  *
  * A process declares regions of address space once; arbiterd backs them with physical chunks (memfd
- * on the `host` backend) in the phases of each region's mask.  The address of a region never changes;
- * outside its phases it is reserved and unreadable (PROT_NONE).
+ * on the `host` backend) in the phases of each region's mask.  The address of a region never
+ * changes; outside its phases it is reserved and unreadable (PROT_NONE).
  *
  * A background thread answers revocations: it calls `on_revoke` (stop touching what the next phase
  * does not grant; return 0 when stopped), then parks and unmaps, then acks.  A client that does not
@@ -53,7 +53,8 @@ enum arbiter_phase arbiter_phase_now(const struct arbiter *a);
 /* Blocks until the phase is `phase` and this client's regions of it are mapped. */
 int arbiter_wait_phase(struct arbiter *a, enum arbiter_phase phase, int64_t deadline_ms,
                        struct lh_error *err);
-/* Leader only: revoke, wait for acks, grant.  Returns when every grant is made.  *out may be NULL. */
+/* Leader only: revoke, wait for acks, grant.  Returns when every grant is made.  *out may be NULL.
+ */
 struct arbiter_switch {
     uint64_t epoch;
     uint64_t residual_bytes;
@@ -64,9 +65,9 @@ int arbiter_switch_phase(struct arbiter *a, enum arbiter_phase phase, int deadli
 bool arbiter_lost(const struct arbiter *a);
 
 /* ---- weights: versions in shared memory -------------------------------------------------------
- * A WEIGHTS region begins with this header (one page), then the floats.  The optimizer sets WRITING,
- * writes, then publishes with release order; a reader that does not find VALID with the id it expects
- * reloads from the checkpoint instead.  Publishing copies nothing. */
+ * A WEIGHTS region begins with this header (one page), then the floats.  The optimizer sets
+ * WRITING, writes, then publishes with release order; a reader that does not find VALID with the id
+ * it expects reloads from the checkpoint instead.  Publishing copies nothing. */
 enum { ARBITER_WEIGHTS_OFFSET = 4096 };
 enum arbiter_weights_state { WEIGHTS_EMPTY = 0, WEIGHTS_WRITING = 1, WEIGHTS_VALID = 2 };
 

@@ -1,0 +1,36 @@
+/* One region of a client's address space: reserved once, mapped while its phase lasts, parked
+ * between. Private to the arbiter's client. */
+#ifndef PROTO_ARBITER_REGION_H
+#define PROTO_ARBITER_REGION_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "longhaul/arbiter/v1/arbiter.pb-c.h"
+#include "proto/error.h"
+
+struct arbiter_region {
+    struct arbiter_region *next;
+    char name[64];
+    unsigned phases;
+    Longhaul__Arbiter__V1__Park park;
+    void *addr; /* never changes once it is known */
+    size_t bytes, mapped;
+    int park_fd; /* unnamed file with the parked content, -1 = none */
+    bool parked;
+};
+
+struct arbiter_region *arbiter_region_create(const char *name, unsigned phases,
+                                             Longhaul__Arbiter__V1__Park park,
+                                             struct lh_error *err);
+void arbiter_region_destroy(struct arbiter_region *r);
+
+/* Maps the next chunks behind what is mapped already; the first grant reserves `total` bytes.  When
+ * all of it is mapped, parked content is read back.  n_fds = 0 only reserves. */
+int arbiter_region_map(struct arbiter_region *r, size_t total, const uint64_t *bytes,
+                       const int *fds, size_t n_fds, bool writable, struct lh_error *err);
+/* Parks by the region's rule, then leaves only the reservation. */
+int arbiter_region_unmap(struct arbiter_region *r, struct lh_error *err);
+
+#endif
