@@ -1,0 +1,251 @@
+/* Blocking clients: each call has a completion queue of its own, so calls of many threads share a
+ * channel and nothing else.  The calling thread drives the connection while it waits.
+ *
+ * A channel reconnects by itself, within half a second of the server's return.  Every call waits
+ * for the connection, at most until its own deadline; nothing is sent twice by us. */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/un.h>
+
+#include "proto/clock.h"
+#include "proto/file.h"
+#include "proto/rpc_core.h"
+
+enum { BACKOFF_MIN_MS = 50, BACKOFF_MAX_MS = 500, CONNECT_MS = 1000 };
+
+struct rpc_channel {
+    char *path;
+    grpc_channel *channel;
+};
+
+struct client_call {
+    struct rpc_channel *channel;
+    const char *method;
+    int timeout_ms;
+    grpc_call *call;
+    grpc_completion_queue *cq;
+    grpc_metadata_array head, trail;
+    grpc_byte_buffer *request, *reply;
+    grpc_status_code status;
+    grpc_slice details;
+};
+
+/* ---- channel --------------------------------------------------------------------------------- */
+
+static grpc_arg number(const char *key, int value)
+{
+    return (grpc_arg){.type = GRPC_ARG_INTEGER, .key = (char *)key, .value.integer = value};
+}
+
+static grpc_channel *open_channel(const char *path)
+{
+    grpc_arg args[] = {
+        number(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, BACKOFF_MIN_MS),
+        number(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, CONNECT_MS), /* for one attempt to connect */
+        number(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, BACKOFF_MAX_MS),
+        number(GRPC_ARG_MAX_RECEIVE_MESSAGE_LENGTH, RPC_MAX_MESSAGE),
+        number(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1), /* channels do not share back-off */
+    };
+    grpc_channel_args list = {LH_ARRAY_SIZE(args), args};
+    lh_autofree char *target = lh_format("unix:%s", path);
+    grpc_channel_credentials *credentials = grpc_insecure_credentials_create();
+    grpc_channel *ch = target ? grpc_channel_create(target, credentials, &list) : NULL;
+
+    grpc_channel_credentials_release(credentials);
+    return ch;
+}
+
+struct rpc_channel *rpc_channel_create(const char *path, struct lh_error *err)
+{
+    struct rpc_channel *ch = NULL;
+
+    if (!*path || strlen(path) >= sizeof((struct sockaddr_un *)0)->sun_path) {
+        lh_fail(err, LH_INVALID_ARGUMENT, "socket path \"%s\" must have 1 to %zu bytes", path,
+                sizeof((struct sockaddr_un *)0)->sun_path - 1);
+        return NULL;
+    }
+    rpc_core_open();
+    ch = calloc(1, sizeof *ch);
+    if (ch) {
+        ch->path = strdup(path);
+        ch->channel = ch->path ? open_channel(path) : NULL;
+    }
+    if (!ch || !ch->channel) {
+        lh_fail(err, LH_RESOURCE_EXHAUSTED, "cannot make a channel to %s", path);
+        rpc_channel_destroy(ch);
+        if (!ch)
+            rpc_core_close();
+        return NULL;
+    }
+    return ch;
+}
+
+void rpc_channel_destroy(struct rpc_channel *ch)
+{
+    if (!ch)
+        return;
+    if (ch->channel)
+        grpc_channel_destroy(ch->channel);
+    free(ch->path);
+    free(ch);
+    rpc_core_close();
+}
+
+/* ---- one call -------------------------------------------------------------------------------- */
+
+static void call_init(struct client_call *c, struct rpc_channel *ch, const char *method,
+                      const ProtobufCMessage *request, int timeout_ms)
+{
+    gpr_timespec deadline =
+        gpr_time_add(gpr_now(GPR_CLOCK_MONOTONIC), gpr_time_from_millis(timeout_ms, GPR_TIMESPAN));
+    grpc_slice name = grpc_slice_from_copied_string(method);
+
+    *c = (struct client_call){.channel = ch, .method = method, .timeout_ms = timeout_ms};
+    c->cq = grpc_completion_queue_create_for_pluck(NULL);
+    c->call = grpc_channel_create_call(ch->channel, NULL, GRPC_PROPAGATE_DEFAULTS, c->cq, name,
+                                       NULL, deadline, NULL);
+    grpc_slice_unref(name);
+    grpc_metadata_array_init(&c->head);
+    grpc_metadata_array_init(&c->trail);
+    c->details = grpc_empty_slice();
+    c->request = rpc_buffer_from_message(request);
+}
+
+static void call_finish(struct client_call *c)
+{
+    grpc_byte_buffer_destroy(c->request);
+    if (c->reply)
+        grpc_byte_buffer_destroy(c->reply);
+    grpc_slice_unref(c->details);
+    grpc_metadata_array_destroy(&c->head);
+    grpc_metadata_array_destroy(&c->trail);
+    grpc_call_unref(c->call);
+    grpc_completion_queue_shutdown(c->cq);
+    grpc_completion_queue_destroy(c->cq);
+}
+
+/* Ends by the call's deadline: then gRPC completes every batch. */
+static bool call_batch(struct client_call *c, const grpc_op *ops, size_t n)
+{
+    if (grpc_call_start_batch(c->call, ops, n, c, NULL) != GRPC_CALL_OK)
+        return false;
+    return grpc_completion_queue_pluck(c->cq, c, gpr_inf_future(GPR_CLOCK_REALTIME), NULL).success;
+}
+
+static size_t open_ops(struct client_call *c, grpc_op *o)
+{
+    o[0].op = GRPC_OP_SEND_INITIAL_METADATA;
+    o[0].flags = GRPC_INITIAL_METADATA_WAIT_FOR_READY;
+    o[1].op = GRPC_OP_SEND_MESSAGE;
+    o[1].data.send_message.send_message = c->request;
+    o[2].op = GRPC_OP_SEND_CLOSE_FROM_CLIENT;
+    o[3].op = GRPC_OP_RECV_INITIAL_METADATA;
+    o[3].data.recv_initial_metadata.recv_initial_metadata = &c->head;
+    return 4;
+}
+
+static void receive_op(struct client_call *c, grpc_op *o)
+{
+    o->op = GRPC_OP_RECV_MESSAGE;
+    o->data.recv_message.recv_message = &c->reply;
+}
+
+static void status_op(struct client_call *c, grpc_op *o)
+{
+    o->op = GRPC_OP_RECV_STATUS_ON_CLIENT;
+    o->data.recv_status_on_client.trailing_metadata = &c->trail;
+    o->data.recv_status_on_client.status = &c->status;
+    o->data.recv_status_on_client.status_details = &c->details;
+}
+
+/* A server's own error passes through unchanged; what the transport says gets the path. */
+static int call_result(struct client_call *c, struct lh_error *err)
+{
+    int code = c->status <= 16 ? -(int)c->status : LH_UNKNOWN;
+
+    if (!code)
+        return 0;
+    if (code == LH_DEADLINE_EXCEEDED &&
+        grpc_channel_check_connectivity_state(c->channel->channel, 0) != GRPC_CHANNEL_READY)
+        return lh_fail(err, LH_UNAVAILABLE, "%s: nobody served %s for %d ms", c->method,
+                       c->channel->path, c->timeout_ms);
+    char *details = grpc_slice_to_c_string(c->details);
+    if (code == LH_UNAVAILABLE || code == LH_DEADLINE_EXCEEDED)
+        lh_fail(err, code, "%s at %s: %s", c->method, c->channel->path, details);
+    else
+        lh_fail(err, code, "%s", *details ? details : c->method);
+    gpr_free(details);
+    return code;
+}
+
+static ProtobufCMessage *take_reply(struct client_call *c, const ProtobufCMessageDescriptor *type,
+                                    struct lh_error *err)
+{
+    ProtobufCMessage *m = rpc_message_from_buffer(type, c->reply, RPC_MAX_MESSAGE, err);
+
+    grpc_byte_buffer_destroy(c->reply);
+    c->reply = NULL;
+    return m;
+}
+
+int rpc_unary(struct rpc_channel *ch, const char *method, const ProtobufCMessage *request,
+              const ProtobufCMessageDescriptor *reply_type, int timeout_ms,
+              ProtobufCMessage **reply, struct lh_error *err)
+{
+    struct client_call c;
+    grpc_op ops[6] = {0};
+
+    call_init(&c, ch, method, request, timeout_ms);
+    size_t n = open_ops(&c, ops);
+    receive_op(&c, &ops[n++]);
+    status_op(&c, &ops[n++]);
+    int r = call_batch(&c, ops, n) ? call_result(&c, err)
+                                   : lh_fail(err, LH_INTERNAL, "%s: gRPC refused it", method);
+    if (!r && !c.reply)
+        r = lh_fail(err, LH_INTERNAL, "%s: success without a reply", method);
+    if (!r) {
+        *reply = take_reply(&c, reply_type, err);
+        r = *reply ? 0 : LH_INTERNAL;
+    }
+    call_finish(&c);
+    return r;
+}
+
+/* 1 = a message was handed on, 0 = the stream has ended, negative = `each` wants no more. */
+static int next_message(struct client_call *c, const ProtobufCMessageDescriptor *type,
+                        rpc_each_fn *each, void *ctx, struct lh_error *err)
+{
+    grpc_op op = {0};
+
+    receive_op(c, &op);
+    if (!call_batch(c, &op, 1) || !c->reply)
+        return 0;
+    lh_automsg(ProtobufCMessage) m = take_reply(c, type, err);
+    if (!m)
+        return LH_INTERNAL;
+    int r = each(ctx, m, err);
+    return r < 0 ? r : 1;
+}
+
+int rpc_stream(struct rpc_channel *ch, const char *method, const ProtobufCMessage *request,
+               const ProtobufCMessageDescriptor *reply_type, int timeout_ms, rpc_each_fn *each,
+               void *ctx, struct lh_error *err)
+{
+    struct client_call c;
+    grpc_op ops[4] = {0}, status = {0};
+    int r = 1;
+
+    call_init(&c, ch, method, request, timeout_ms);
+    call_batch(&c, ops, open_ops(&c, ops)); /* a failure comes again as the status */
+    while (r > 0)
+        r = next_message(&c, reply_type, each, ctx, err);
+    if (r < 0)
+        grpc_call_cancel(c.call, NULL);
+    status_op(&c, &status);
+    bool ended = call_batch(&c, &status, 1);
+    if (r == 0)
+        r = ended ? call_result(&c, err) : lh_fail(err, LH_INTERNAL, "%s: no status", method);
+    call_finish(&c);
+    return r;
+}

@@ -1,0 +1,20 @@
+/* Listening on a unix socket, as every daemon of the project does it: mode 0600, one live server a
+ * path, peers of this user (or root) only. */
+#ifndef PROTO_UNIX_SOCKET_H
+#define PROTO_UNIX_SOCKET_H
+
+#include <sys/socket.h>
+
+#include "proto/error.h"
+
+/* Listening, non-blocking fd; `type` is SOCK_STREAM or SOCK_SEQPACKET.  ALREADY_EXISTS ("socket in
+ * use") when a live server has the path or something that is no socket is there; the file of a dead
+ * server is replaced. */
+int lh_unix_listen(const char *path, int type, struct lh_error *err);
+
+/* Next connection, non-blocking and close-on-exec, its peer in *peer (SO_PEERCRED).
+ * PERMISSION_DENIED for a peer of another user, which is disconnected; UNAVAILABLE when nobody
+ * waits. */
+int lh_unix_accept(int listen_fd, struct ucred *peer, struct lh_error *err);
+
+#endif
