@@ -69,6 +69,8 @@ Longhaul__Sandbox__V1__Sandbox *daemon_show(struct daemon *d, const char *id, st
  * the buffer has a NUL behind it. */
 int daemon_put_file(struct daemon *d, const char *id, const char *path, const void *data,
                     size_t len, mode_t mode, struct lh_error *err);
+/* A directory and what is missing above it, as root of the sandbox; fine when it is there. */
+int daemon_make_dir(struct daemon *d, const char *id, const char *path, struct lh_error *err);
 char *daemon_get_file(struct daemon *d, const char *id, const char *path, size_t max, size_t *len,
                       struct lh_error *err);
 
