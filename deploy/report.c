@@ -1,0 +1,125 @@
+/* The end of a job: what each evaluation found, and how the reward grew. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "deploy/metrics.h"
+#include "deploy/progress.h"
+
+enum { EVALS = 16, WIDTH = 60, HEIGHT = 8, STEPS = 1 << 16 };
+
+struct report {
+    json_t *evals[EVALS]; /* last one of each name */
+    size_t n_evals;
+    double *rewards; /* [STEPS], by order of steps */
+    size_t n_steps;
+    double worst_gap;
+};
+
+static void keep_eval(struct report *r, json_t *line)
+{
+    const char *name = metrics_text(line, "name", "");
+
+    if (!strcmp(name, "step"))
+        return;
+    for (size_t i = 0; i < r->n_evals; i++)
+        if (!strcmp(metrics_text(r->evals[i], "name", ""), name)) {
+            json_decref(r->evals[i]);
+            r->evals[i] = json_incref(line);
+            return;
+        }
+    if (r->n_evals < EVALS)
+        r->evals[r->n_evals++] = json_incref(line);
+}
+
+static void collect(void *ctx, json_t *line)
+{
+    struct report *r = ctx;
+    const char *kind = metrics_text(line, "kind", "");
+
+    if (!strcmp(kind, "eval"))
+        keep_eval(r, line);
+    if (strcmp(kind, "step") || r->n_steps == STEPS)
+        return;
+    r->rewards[r->n_steps++] = metrics_number(line, "reward_mean", 0);
+    double gap = metrics_number(line, "logprob_gap_max", 0);
+    if (gap > r->worst_gap)
+        r->worst_gap = gap;
+}
+
+static double family_success(const json_t *eval, const char *family)
+{
+    const json_t *f = json_object_get(json_object_get(eval, "families"), family);
+
+    return json_is_object(f) ? metrics_number(f, "success", -1) : json_number_value(f);
+}
+
+static void print_row(const struct report *r, const char *label, const char *family)
+{
+    printf("%-22s", label);
+    for (size_t i = 0; i < r->n_evals; i++)
+        printf("%12.3f", family ? family_success(r->evals[i], family)
+                                : metrics_number(r->evals[i], "success", 0));
+    putchar('\n');
+}
+
+static void print_evals(const struct report *r)
+{
+    const char *family;
+    json_t *value;
+
+    if (!r->n_evals)
+        return;
+    printf("\n%-22s", "held-out success");
+    for (size_t i = 0; i < r->n_evals; i++)
+        printf("%12s", metrics_text(r->evals[i], "name", "?"));
+    putchar('\n');
+    json_object_foreach(json_object_get(r->evals[0], "families"), family, value)
+        print_row(r, family, family);
+    print_row(r, "all", NULL);
+    printf("%-22s", "episodes");
+    for (size_t i = 0; i < r->n_evals; i++)
+        printf("%12.0f", metrics_number(r->evals[i], "episodes", 0));
+    putchar('\n');
+}
+
+/* Columns are means of equal spans of steps; the axis runs from 0 to the largest of them. */
+static void print_curve(const struct report *r)
+{
+    size_t columns = r->n_steps < WIDTH ? r->n_steps : WIDTH;
+    double mean[WIDTH] = {0}, top = 0;
+
+    for (size_t c = 0; c < columns; c++) {
+        size_t from = c * r->n_steps / columns, to = (c + 1) * r->n_steps / columns;
+        for (size_t i = from; i < to; i++)
+            mean[c] += r->rewards[i] / (double)(to - from);
+        top = mean[c] > top ? mean[c] : top;
+    }
+    printf("\nreward by step (largest log-probability gap %g)\n", r->worst_gap);
+    for (int row = HEIGHT; row > 0; row--) {
+        printf("%6.2f |", top * row / HEIGHT);
+        for (size_t c = 0; c < columns; c++)
+            putchar(top > 0 && mean[c] >= top * (row - 0.5) / HEIGHT ? '#' : ' ');
+        putchar('\n');
+    }
+    printf("%6s +", "0");
+    for (size_t c = 0; c < columns; c++)
+        putchar('-');
+    printf(" %zu steps\n", r->n_steps);
+}
+
+void report_print(const char *job_dir)
+{
+    struct report r = {.rewards = calloc(STEPS, sizeof *r.rewards)};
+    long offset = 0;
+
+    if (!r.rewards)
+        return;
+    metrics_read(job_dir, &offset, collect, &r);
+    if (r.n_steps)
+        print_curve(&r);
+    print_evals(&r);
+    for (size_t i = 0; i < r.n_evals; i++)
+        json_decref(r.evals[i]);
+    free(r.rewards);
+}

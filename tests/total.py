@@ -1,0 +1,36 @@
+#!/usr/bin/env python3
+"""total.py RESULTS: one line for everything that ran; fails when something failed or nothing ran.
+
+A Criterion binary counts with every test it ran (its Synthesis lines), any other program as one.  A
+skipped test is named."""
+import json
+import pathlib
+import re
+import sys
+
+SYNTHESIS = re.compile(r"Tested: (\d+) \| Passing: (\d+) \| Failing: (\d+) \| Crashing: (\d+)")
+passed = failed = 0
+skipped = []
+results = pathlib.Path(sys.argv[1])
+
+for path in sorted(results.glob("*.json")):
+    for line in path.read_text().splitlines():
+        test = json.loads(line)
+        output = re.sub(r"\x1b\[[0-9;]*m", "", test.get("stdout") or "")
+        counts = SYNTHESIS.findall(output)
+        bad = test["result"] not in ("OK", "EXPECTEDFAIL", "SKIP")
+        skipped += re.findall(r"SKIPPED, .*", output)
+        if test["result"] == "SKIP":
+            skipped.append(test["name"])
+        elif counts:
+            passed += sum(int(c[1]) for c in counts)
+            failed += max(sum(int(c[0]) - int(c[1]) for c in counts), 1 if bad else 0)
+        else:
+            passed, failed = passed + (not bad), failed + bad
+for line in (results / "fuzz.out").read_text().splitlines() if (results / "fuzz.out").exists() else []:
+    passed += line.startswith("ok ")
+    failed += line.startswith("FAILED ")
+for name in skipped:
+    print("skipped:", name)
+print(f"total: {passed} passed, {failed} failed, {len(skipped)} skipped")
+sys.exit(1 if failed or not passed else 0)
