@@ -1,0 +1,405 @@
+#include "agentenv/task/image.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "agentenv/task/task.h"
+#include "agentenv/task/tree.h"
+#include "proto/clock.h"
+#include "proto/file.h"
+#include "proto/log.h"
+#include "proto/parse.h"
+
+LH_LOG_COMPONENT("task");
+
+typedef Longhaul__Sandbox__V1__ImageInfo ImageInfo;
+
+enum image_state { IMPORTING, READY, RETIRED };
+
+static char *tree_path(struct daemon *d, const char *id, struct lh_error *err)
+{
+    char *path = lh_format("%s/images/%s", daemon_state_dir(d), id);
+
+    if (!path)
+        lh_fail(err, LH_RESOURCE_EXHAUSTED, "no memory for a path");
+    return path;
+}
+
+/* ---- removal ---- */
+
+/* Ids in a list of their own: rows are read under the database's lock, trees removed without it. */
+struct ids {
+    char (*id)[LH_ID_SIZE];
+    size_t n;
+};
+
+static int add_id(void *ctx, sqlite3_stmt *row, struct lh_error *err)
+{
+    struct ids *ids = ctx;
+    void *more = reallocarray(ids->id, ids->n + 1, LH_ID_SIZE);
+
+    if (!more)
+        return lh_fail(err, LH_RESOURCE_EXHAUSTED, "no memory for a list of images");
+    ids->id = more;
+    snprintf(ids->id[ids->n++], LH_ID_SIZE, "%s", db_text(row, 0));
+    return 0;
+}
+
+/* The tree, then the row: whatever happens between, the row still leads to what is left. */
+static int remove_image(struct daemon *d, const char *id, struct lh_error *err)
+{
+    lh_autofree char *path = tree_path(d, id, err);
+    int r = path ? lh_remove_tree(path, err) : LH_RESOURCE_EXHAUSTED;
+
+    return r < 0 ? r : db_run(daemon_db(d), err, "DELETE FROM images WHERE id = ?", "s", id);
+}
+
+static int remove_all(struct daemon *d, const char *sql, struct lh_error *err)
+{
+    struct ids ids = {0};
+    int r = db_each(daemon_db(d), err, add_id, &ids, sql, "");
+
+    for (size_t i = 0; r == 0 && i < ids.n; i++)
+        r = remove_image(d, ids.id[i], err);
+    free(ids.id);
+    return r;
+}
+
+static int collect(struct daemon *d, struct lh_error *err)
+{
+    return remove_all(d,
+                      "SELECT id FROM images WHERE state = 2"
+                      " AND id NOT IN (SELECT image_id FROM sandboxes)"
+                      " AND id NOT IN (SELECT image_id FROM snapshots)",
+                      err);
+}
+
+static void collect_or_warn(struct daemon *d)
+{
+    struct lh_error err = {0};
+
+    if (collect(d, &err) < 0)
+        lh_warn("a retired image stays for now", "error=%s", err.message);
+}
+
+int image_start(struct daemon *d, struct lh_error *err)
+{
+    lh_autofree char *dir = tree_path(d, "", err);
+    int r = dir ? lh_make_dirs(dir, 0755, err) : LH_RESOURCE_EXHAUSTED;
+
+    if (r == 0)
+        r = db_run(daemon_db(d), err,
+                   "CREATE TABLE IF NOT EXISTS images("
+                   " id TEXT PRIMARY KEY, name TEXT NOT NULL, state INTEGER NOT NULL,"
+                   " digest TEXT NOT NULL, bytes INTEGER NOT NULL, created_ms INTEGER NOT NULL)"
+                   " WITHOUT ROWID",
+                   "");
+    if (r == 0)
+        r = remove_all(d, "SELECT id FROM images WHERE state = 0", err);
+    return r == 0 ? collect(d, err) : r;
+}
+
+/* ---- look-up ---- */
+
+int image_find(struct daemon *d, const char *name, struct daemon_image *out, struct lh_error *err)
+{
+    lh_autofree char *id = db_string(
+        daemon_db(d), err, "SELECT id FROM images WHERE name = ? AND state = 1", "s", name);
+
+    if (!id && err && err->code != LH_NOT_FOUND)
+        return err->code;
+    if (!id)
+        return lh_fail(err, LH_NOT_FOUND, "no image %s; agentenv image import %s PATH", name, name);
+    snprintf(out->id, sizeof out->id, "%s", id);
+    int n = snprintf(out->path, sizeof out->path, "%s/images/%s", daemon_state_dir(d), id);
+    if (n < 0 || (size_t)n >= sizeof out->path)
+        return lh_fail(err, LH_INVALID_ARGUMENT, "the path of image %s is too long", name);
+    return 0;
+}
+
+static int fill_info(void *ctx, sqlite3_stmt *row, struct lh_error *err)
+{
+    ImageInfo *info = ctx;
+
+    info->name = strdup(db_text(row, 0));
+    info->digest = strdup(db_text(row, 1));
+    info->bytes = (uint64_t)sqlite3_column_int64(row, 2);
+    info->created_ms = sqlite3_column_int64(row, 3);
+    return info->name && info->digest ? 0 : lh_fail(err, LH_RESOURCE_EXHAUSTED, "no memory");
+}
+
+#define INFO "SELECT name, digest, bytes, created_ms FROM images WHERE state = 1"
+
+static ImageInfo *new_info(struct lh_error *err)
+{
+    static const ImageInfo empty = LONGHAUL__SANDBOX__V1__IMAGE_INFO__INIT;
+    ImageInfo *info = malloc(sizeof *info);
+
+    if (info)
+        *info = empty;
+    else
+        lh_fail(err, LH_RESOURCE_EXHAUSTED, "no memory for an image");
+    return info;
+}
+
+static int add_info(void *ctx, sqlite3_stmt *row, struct lh_error *err)
+{
+    Longhaul__Sandbox__V1__ListImagesReply *list = ctx;
+    void *more = reallocarray(list->images, list->n_images + 1, sizeof *list->images);
+
+    if (!more)
+        return lh_fail(err, LH_RESOURCE_EXHAUSTED, "no memory for a list of images");
+    list->images = more;
+    list->images[list->n_images] = new_info(err);
+    if (!list->images[list->n_images])
+        return LH_RESOURCE_EXHAUSTED;
+    return fill_info(list->images[list->n_images++], row, err);
+}
+
+int image_list_rpc(void *ctx, struct rpc_call *call, const ProtobufCMessage *request,
+                   ProtobufCMessage **reply, struct lh_error *err)
+{
+    static const Longhaul__Sandbox__V1__ListImagesReply empty =
+        LONGHAUL__SANDBOX__V1__LIST_IMAGES_REPLY__INIT;
+    lh_automsg(Longhaul__Sandbox__V1__ListImagesReply) list = malloc(sizeof *list);
+
+    if (!list)
+        return lh_fail(err, LH_RESOURCE_EXHAUSTED, "no memory for a list of images");
+    *list = empty;
+    int r = db_each(daemon_db(ctx), err, add_info, list, INFO " ORDER BY name", "");
+    if (r == 0)
+        *reply = &lh_steal(&list)->base;
+    return r;
+}
+
+/* ---- import ---- */
+
+static void print_digest(const uint8_t digest[TREE_DIGEST], char text[2 * TREE_DIGEST + 1])
+{
+    for (int i = 0; i < TREE_DIGEST; i++)
+        sprintf(text + 2 * i, "%02x", digest[i]);
+}
+
+static int sync_tree(const char *path, struct lh_error *err)
+{
+    lh_autoclose int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+
+    return fd < 0 || syncfs(fd) < 0 ? lh_fail_errno(err, errno, "syncing %s", path) : 0;
+}
+
+/* What had the name so far keeps its tree as long as somebody uses it. */
+static int take_name(struct daemon *d, const char *id, const char *name, const char *digest,
+                     uint64_t bytes, struct lh_error *err)
+{
+    struct db *db = daemon_db(d);
+    int r = db_begin(db, err);
+
+    if (r < 0)
+        return r;
+    r = db_run(db, err, "UPDATE images SET state = 2 WHERE name = ? AND state = 1", "s", name);
+    if (r == 0)
+        r = db_run(db, err, "UPDATE images SET state = 1, digest = ?, bytes = ? WHERE id = ?",
+                   "sls", digest, (int64_t)bytes, id);
+    r = db_end(db, r, err);
+    return r == 0 ? db_flush(db, err) : r;
+}
+
+static bool is_same(struct daemon *d, const char *name, const char *digest)
+{
+    int64_t n;
+
+    return db_int(daemon_db(d), NULL, &n,
+                  "SELECT count(*) FROM images WHERE name = ? AND digest = ? AND state = 1", "ss",
+                  name, digest) == 0 &&
+           n > 0;
+}
+
+static int import_tree(struct daemon *d, const char *id, const char *name, const char *from,
+                       struct lh_error *err)
+{
+    lh_autofree char *path = tree_path(d, id, err);
+    uint8_t digest[TREE_DIGEST];
+    char text[2 * TREE_DIGEST + 1];
+    uint64_t bytes = 0;
+
+    if (!path)
+        return LH_RESOURCE_EXHAUSTED;
+    if (mkdir(path, 0755) < 0)
+        return lh_fail_errno(err, errno, "making %s", path);
+    int r = tree_import(from, path, digest, &bytes, err);
+    if (r < 0)
+        return r;
+    print_digest(digest, text);
+    if (is_same(d, name, text))
+        return remove_image(d, id, err);
+    r = sync_tree(path, err);
+    return r == 0 ? take_name(d, id, name, text, bytes, err) : r;
+}
+
+static int import_image(struct daemon *d, const char *name, const char *from, struct lh_error *err)
+{
+    char id[LH_ID_SIZE];
+    struct lh_error ignored = {0};
+
+    lh_id_new_text(id);
+    int r = db_run(daemon_db(d), err,
+                   "INSERT INTO images(id, name, state, digest, bytes, created_ms)"
+                   " VALUES(?, ?, 0, '', 0, ?)",
+                   "ssl", id, name, lh_unix_ms());
+    if (r < 0)
+        return r;
+    r = import_tree(d, id, name, from, err);
+    if (r < 0 && remove_image(d, id, &ignored) < 0)
+        lh_warn("what an import left goes at the next start", "image=%s error=%s", id,
+                ignored.message);
+    return r;
+}
+
+static bool holds_store(struct daemon *d, const char *path)
+{
+    lh_autofree char *real = realpath(path, NULL);
+    const char *state = daemon_state_dir(d);
+    size_t n = real ? strlen(real) : 0;
+
+    return real && !strncmp(state, real, n) && (n == 1 || state[n] == '/' || !state[n]);
+}
+
+int image_import_rpc(void *ctx, struct rpc_call *call, const ProtobufCMessage *request,
+                     ProtobufCMessage **reply, struct lh_error *err)
+{
+    const Longhaul__Sandbox__V1__ImportImageRequest *req = (const void *)request;
+
+    if (!task_image_name_valid(req->name))
+        return lh_fail(err, LH_INVALID_ARGUMENT, "'%.128s' is not an image name, [a-z0-9._/-]",
+                       req->name);
+    if (*req->path != '/')
+        return lh_fail(err, LH_INVALID_ARGUMENT, "the path '%.200s' is not absolute", req->path);
+    if (holds_store(ctx, req->path))
+        return lh_fail(err, LH_INVALID_ARGUMENT, "%s holds the store that it would be copied into",
+                       req->path);
+    int r = import_image(ctx, req->name, req->path, err);
+    if (r < 0)
+        return lh_wrap(err, "image %s", req->name);
+    collect_or_warn(ctx);
+    lh_automsg(ImageInfo) info = new_info(err);
+    if (!info)
+        return LH_RESOURCE_EXHAUSTED;
+    r = db_each(daemon_db(ctx), err, fill_info, info, INFO " AND name = ?", "s", req->name);
+    if (r == 0)
+        *reply = &lh_steal(&info)->base;
+    return r;
+}
+
+/* ---- remove ---- */
+
+/* Inside the transaction that retires it: nobody starts to use it in between. */
+static int refuse_if_used(struct db *db, const char *name, struct lh_error *err)
+{
+    static const struct {
+        const char *who, *sql;
+    } users[] = {
+        {"task", "SELECT count(*) FROM tasks WHERE image = ?"},
+        {"sandbox", "SELECT count(*) FROM sandboxes WHERE image_id ="
+                    " (SELECT id FROM images WHERE name = ? AND state = 1)"},
+        {"snapshot", "SELECT count(*) FROM snapshots WHERE image_id ="
+                     " (SELECT id FROM images WHERE name = ? AND state = 1)"},
+    };
+
+    for (size_t i = 0; i < LH_ARRAY_SIZE(users); i++) {
+        int64_t n;
+        int r = db_int(db, err, &n, users[i].sql, "s", name);
+
+        if (r < 0)
+            return r;
+        if (n)
+            return lh_fail(err, LH_FAILED_PRECONDITION,
+                           "image %s is used, %s: %lld; remove what uses it first", name,
+                           users[i].who, (long long)n);
+    }
+    return 0;
+}
+
+int image_remove_rpc(void *ctx, struct rpc_call *call, const ProtobufCMessage *request,
+                     ProtobufCMessage **reply, struct lh_error *err)
+{
+    static const Longhaul__Sandbox__V1__Empty empty = LONGHAUL__SANDBOX__V1__EMPTY__INIT;
+    const char *name = ((const Longhaul__Sandbox__V1__ImageName *)request)->name;
+    struct db *db = daemon_db(ctx);
+    int r = db_begin(db, err);
+
+    if (r < 0)
+        return r;
+    r = refuse_if_used(db, name, err);
+    if (r == 0)
+        r = db_run(db, err, "UPDATE images SET state = 2 WHERE name = ? AND state = 1", "s", name);
+    if (r == 0 && db_changes(db) == 0)
+        r = lh_fail(err, LH_NOT_FOUND, "no image %s; see agentenv image ls", name);
+    r = db_end(db, r, err);
+    if (r == 0)
+        r = collect(ctx, err);
+    Longhaul__Sandbox__V1__Empty *done = r == 0 ? malloc(sizeof *done) : NULL;
+    if (r == 0 && !done)
+        return lh_fail(err, LH_RESOURCE_EXHAUSTED, "no memory for a reply");
+    if (done) {
+        *done = empty;
+        *reply = &done->base;
+    }
+    return r;
+}
+
+/* ---- audit ---- */
+
+struct auditor {
+    struct daemon *d;
+    void (*problem)(void *ctx, const char *text);
+    void *ctx;
+};
+
+static int audit_row(void *ctx, sqlite3_stmt *row, struct lh_error *err)
+{
+    const struct auditor *a = ctx;
+    lh_autofree char *path = tree_path(a->d, db_text(row, 0), err);
+    lh_autofree char *text = NULL;
+
+    if (path && access(path, F_OK) == 0)
+        return 0;
+    text = lh_format("image %s (%s) has no tree", db_text(row, 1), db_text(row, 0));
+    if (text)
+        a->problem(a->ctx, text);
+    return 0;
+}
+
+static int audit_tree(const struct auditor *a, const char *id, struct lh_error *err)
+{
+    int64_t n;
+    int r = db_int(daemon_db(a->d), err, &n, "SELECT count(*) FROM images WHERE id = ?", "s", id);
+    lh_autofree char *text = NULL;
+
+    if (r < 0 || n)
+        return r;
+    text = lh_format("images/%s belongs to no image", id);
+    if (text)
+        a->problem(a->ctx, text);
+    return 0;
+}
+
+int image_audit(struct daemon *d, void (*problem)(void *ctx, const char *text), void *ctx,
+                struct lh_error *err)
+{
+    struct auditor a = {d, problem, ctx};
+    lh_autofree char *path = tree_path(d, "", err);
+    lh_autoclosedir DIR *dir = path ? opendir(path) : NULL;
+    struct dirent *e;
+
+    if (!dir)
+        return lh_fail_errno(err, errno, "reading %s", path ? path : "images");
+    int r = db_each(daemon_db(d), err, audit_row, &a, "SELECT id, name FROM images WHERE state > 0",
+                    "");
+    while (r == 0 && (e = readdir(dir)))
+        if (*e->d_name != '.')
+            r = audit_tree(&a, e->d_name, err);
+    return r;
+}

@@ -1,0 +1,20 @@
+/* Images: root file systems that sandboxes start from, imported once and never changed.
+ *
+ * STATE/images/ID/ is one image's tree, ID its row's id.  A row is written before the tree is
+ * (state IMPORTING) and the tree is removed before the row is; a new import under a name retires
+ * the row that had it.  Retired trees go when no sandbox, snapshot or row of a task needs them any
+ * more. */
+#ifndef AGENTENV_TASK_IMAGE_H
+#define AGENTENV_TASK_IMAGE_H
+
+#include "agentenv/daemon/daemon.h"
+
+/* Tables; removes what an import cut short, and retired images nobody uses, left behind. */
+int image_start(struct daemon *d, struct lh_error *err);
+/* Hooks of daemon.h. */
+int image_find(struct daemon *d, const char *name, struct daemon_image *out, struct lh_error *err);
+int image_audit(struct daemon *d, void (*problem)(void *ctx, const char *text), void *ctx,
+                struct lh_error *err);
+rpc_unary_fn image_import_rpc, image_list_rpc, image_remove_rpc;
+
+#endif

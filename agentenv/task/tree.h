@@ -1,0 +1,19 @@
+/* Copying a root file system, from a directory or an archive, into an image's tree. */
+#ifndef AGENTENV_TASK_TREE_H
+#define AGENTENV_TASK_TREE_H
+
+#include <stdint.h>
+
+#include "proto/error.h"
+
+enum { TREE_DIGEST = 32 };
+
+/* `to` must exist and be empty.  Devices, sockets and FIFOs are left out: a sandbox makes its own
+ * /dev.  INVALID_ARGUMENT for a name or hard link that leaves the tree, RESOURCE_EXHAUSTED beyond
+ * the bounds in tree.c.  The digest is over paths, types, modes, owners, link targets and contents
+ * in the order of paths, so a directory and its tar have the same one (unless the tar has hard
+ * links, which become files of their own when a directory is read). */
+int tree_import(const char *from, const char *to, uint8_t digest[TREE_DIGEST], uint64_t *bytes,
+                struct lh_error *err);
+
+#endif
