@@ -7,8 +7,9 @@
  * Bit-for-bit: the log-probability of a token does not depend on how its sequence was cut into chunks,
  * on what else was in the batch, on the thread, or on whether policy_forward() or policy_train_forward()
  * computed it.  How: one KDA recurrence (token by token) and one MLA form (absorbed, over cached
- * latents) everywhere; attention reduces in fixed blocks by absolute position; GEMM rows are padded to
- * fixed tiles; OpenBLAS runs one thread.
+ * latents) everywhere; attention reduces in fixed blocks by absolute position; every element of a
+ * forward matrix product is summed in one fixed order whatever the tile (trainer/policy/cpu_gemm.c);
+ * OpenBLAS, used by backward, runs one thread.
  *
  * Objects here are not thread-safe; several policy_exec over one model and one weights array are.  */
 #ifndef TRAINER_POLICY_H
@@ -68,7 +69,8 @@ size_t policy_kv_floats(const struct policy_model *m);    /* a token: latents of
 size_t policy_state_floats(const struct policy_model *m); /* a sequence: KDA states + conv history */
 
 /* The next tokens of one sequence.  A page holds page_tokens tokens as [MLA layer][token][latent];
- * pages[p] covers positions p*page_tokens.. ; state is zero before position 0. */
+ * pages[p] covers positions p*page_tokens.. ; page_tokens is a multiple of 16; state is zero before
+ * position 0. */
 struct policy_chunk {
     const int32_t *tokens;
     int n;             /* >= 1 */
@@ -89,12 +91,13 @@ struct policy_exec *policy_exec_create(const struct policy_model *m, const float
 void policy_exec_destroy(struct policy_exec *x);
 LH_DEFINE_AUTO(policy_exec, policy_exec_destroy)
 
-/* Runs all chunks as one batch; writes pages and states; logits rows in chunk order. */
+/* Runs all chunks as one batch; writes pages and states; logits rows [vocab] in chunk order.  Chunks
+ * of a call are of different sequences. */
 int policy_forward(struct policy_exec *x, const struct policy_chunk *chunks, int n_chunks,
                    float *logits, struct lh_error *err);
 
 /* log softmax(logits / temperature)[token], the one function that rollout records with and the
- * trainer recomputes with. */
+ * trainer recomputes with.  Temperature 0 (greedy) is recorded at temperature 1. */
 float policy_logprob(const float *logits, int vocab, float temperature, int32_t token);
 /* Draws from softmax(logits / temperature) with the uniform number of (seed, index): same inputs,
  * same token.  temperature 0 = argmax, lowest id wins ties. */
