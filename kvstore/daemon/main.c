@@ -1,0 +1,139 @@
+/* kvstored JOBDIR: see docs/KVSTORE.md. */
+#include <argp.h>
+#include <errno.h>
+#include <signal.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/signalfd.h>
+#include <unistd.h>
+
+#include "kvstore/daemon/server.h"
+#include "longhaul/job/v1/job.pb-c.h"
+#include "proto/cleanup.h"
+#include "proto/file.h"
+#include "proto/ipc.h"
+#include "proto/log.h"
+#include "proto/parse.h"
+
+LH_LOG_COMPONENT("kvstored");
+
+enum { EXIT_USAGE = 2, EXIT_TRY_AGAIN = 75, JOB_BYTES_MAX = 1 << 20 };
+
+const char *argp_program_version = "kvstored " LONGHAUL_VERSION;
+
+static error_t parse_option(int key, char *arg, struct argp_state *state)
+{
+    const char **dir = state->input;
+
+    if (key == ARGP_KEY_ARG && state->arg_num == 0)
+        *dir = arg;
+    else if (key == ARGP_KEY_ARG || key == ARGP_KEY_NO_ARGS)
+        argp_usage(state);
+    else
+        return ARGP_ERR_UNKNOWN;
+    return 0;
+}
+
+static Longhaul__Job__V1__Job *read_job(const char *dir, struct lh_error *err)
+{
+    lh_autofree char *path = lh_format("%s/job.pb", dir);
+    size_t len;
+
+    if (!path)
+        return lh_fail_errno(err, ENOMEM, "reading the job"), NULL;
+    lh_autofree char *data = lh_read_file(path, JOB_BYTES_MAX, &len, err);
+    if (!data)
+        return NULL;
+    lh_automsg(Longhaul__Job__V1__Job) job = (void *)lh_parse(
+        &longhaul__job__v1__job__descriptor, data, len, (struct lh_parse_limits){0}, err);
+    if (!job)
+        return lh_wrap(err, "%s", path), NULL;
+    if (job->format != 1 || !job->kvstore) {
+        lh_fail(err, LH_FAILED_PRECONDITION, "%s is of format %u with%s a kvstore; this is %s",
+                path, job->format, job->kvstore ? "" : "out", argp_program_version);
+        return NULL;
+    }
+    return lh_steal(&job);
+}
+
+/* SIGTERM and SIGINT arrive as a readable fd, so that nothing is interrupted anywhere else. */
+static int open_signals(struct lh_error *err)
+{
+    sigset_t set;
+
+    sigemptyset(&set);
+    sigaddset(&set, SIGTERM);
+    sigaddset(&set, SIGINT);
+    if (sigprocmask(SIG_BLOCK, &set, NULL) < 0)
+        return lh_fail_errno(err, errno, "signals");
+    int fd = signalfd(-1, &set, SFD_CLOEXEC);
+    return fd < 0 ? lh_fail_errno(err, errno, "signalfd") : fd;
+}
+
+static bool parent_is_gone(void)
+{
+    const char *supervised = getenv("LONGHAUL_SUPERVISED");
+    pid_t parent = getppid();
+
+    if (!supervised || strcmp(supervised, "1"))
+        return false;
+    prctl(PR_SET_PDEATHSIG, SIGTERM);
+    return getppid() != parent;
+}
+
+static int serve(const Longhaul__Job__V1__KvStore *options, const char *path, int stop_fd,
+                 struct lh_error *err)
+{
+    struct kv_service service;
+    lh_autoclose int listen_fd = ipc_listen(path, err);
+
+    if (listen_fd < 0)
+        return listen_fd;
+    int r = kv_service_init(&service, options->memory_bytes, options->max_inflight_bytes, err);
+    if (r == 0) {
+        lh_info("serving", "socket=%s bytes=%llu page=%u huge=%d", path,
+                (unsigned long long)service.segment.bytes, service.segment.page_bytes,
+                service.segment.huge);
+        r = kv_server_run(&service, listen_fd, stop_fd, err);
+        kv_service_finish(&service);
+    }
+    unlink(path);
+    return r;
+}
+
+static int run(const char *dir, struct lh_error *err)
+{
+    lh_autofree char *run_dir = lh_format("%s/run", dir);
+    lh_autofree char *path = lh_format("%s/run/kv.sock", dir);
+
+    if (!run_dir || !path)
+        return lh_fail_errno(err, ENOMEM, "starting");
+    lh_automsg(Longhaul__Job__V1__Job) job = read_job(dir, err);
+    if (!job)
+        return err->code;
+    int r = lh_make_dirs(run_dir, 0700, err);
+    if (r < 0)
+        return r;
+    lh_autoclose int stop_fd = open_signals(err);
+    return stop_fd < 0 ? stop_fd : serve(job->kvstore, path, stop_fd, err);
+}
+
+int main(int argc, char **argv)
+{
+    static const struct argp argp = {
+        .parser = parse_option,
+        .args_doc = "JOBDIR",
+        .doc = "The external KV store of a job's node, served on JOBDIR/run/kv.sock."};
+    const char *dir = NULL;
+    struct lh_error err = {0};
+
+    argp_err_exit_status = EXIT_USAGE;
+    argp_parse(&argp, argc, argv, 0, NULL, &dir);
+    if (parent_is_gone())
+        return EXIT_TRY_AGAIN;
+    if (run(dir, &err) < 0) {
+        lh_err("failed", "%s", err.message);
+        return EXIT_FAILURE;
+    }
+    return EXIT_SUCCESS;
+}

@@ -1,0 +1,214 @@
+/* PUT and COMMIT.  What is stored already of a put is always its beginning, because a node's
+ * ancestors are stored too; so a reply says how many units to skip and grants pages for the rest.
+ */
+#include "kvstore/daemon/request.h"
+#include "kvstore/tier/room.h"
+
+typedef Longhaul__Kv__V1__PutRequest PutRequest;
+typedef Longhaul__Kv__V1__PutReply PutReply;
+typedef Longhaul__Kv__V1__CommitRequest CommitRequest;
+
+struct put {
+    struct kv_root *root;
+    const struct kv_key *chain;
+    size_t n;             /* units of the request */
+    uint32_t first, skip; /* skip: of them stored already */
+    struct kv_node *at;   /* last unit that is stored; NULL = none, and first is 0 */
+    bool state;           /* must be granted */
+    uint64_t bytes;       /* to be granted */
+};
+
+static uint32_t pages_of(const struct kv_service *s, uint32_t bytes)
+{
+    return (uint32_t)(((uint64_t)bytes + s->segment.page_bytes - 1) / s->segment.page_bytes);
+}
+
+static int check_put(struct kv_call *c, const PutRequest *q, struct put *p, struct lh_error *err)
+{
+    struct kv_key root;
+    int r = kv_check_key(&q->root, "root", &root, err);
+
+    if (r == 0)
+        r = kv_check_chain(&q->chain, &p->chain, &p->n, err);
+    if (r == 0)
+        r = kv_check_text(q->trajectory, KV_TRAJECTORY_MAX, "trajectory", err);
+    if (r < 0)
+        return r;
+    if (q->first >= KV_MAX_UNITS || q->first + p->n > KV_MAX_UNITS)
+        return lh_fail(err, LH_INVALID_ARGUMENT, "first is %u with %zu units, a sequence has %d",
+                       q->first, p->n, KV_MAX_UNITS);
+    if (q->deadline_ms < 1 || q->deadline_ms > KV_TICKET_MAX_MS)
+        return lh_fail(err, LH_INVALID_ARGUMENT, "deadline_ms is %u, not 1 to %d", q->deadline_ms,
+                       KV_TICKET_MAX_MS);
+    p->first = q->first;
+    p->root = kv_root_find(&c->service->index, &root);
+    if (!p->root)
+        return lh_fail(err, LH_FAILED_PRECONDITION, "the root is not open or has been retired");
+    return 0;
+}
+
+/* Where the put continues: its own last stored unit, or its parent. */
+static int find_place(struct kv_call *c, const PutRequest *q, struct put *p, struct lh_error *err)
+{
+    struct kv_index *ix = &c->service->index;
+    struct kv_key parent;
+
+    p->at = kv_node_deepest(ix, p->root, p->chain, p->n, p->first);
+    p->skip = p->at ? p->at->unit - p->first + 1 : 0;
+    if (!p->at && p->first) {
+        int r = kv_check_key(&q->parent, "parent", &parent, err);
+        if (r < 0)
+            return r;
+        p->at = kv_node_find(ix, p->root, &parent);
+        if (!p->at || p->at->unit != p->first - 1)
+            return kv_refuse(c, KV_PARENT, 0, err);
+    }
+    const struct kv_geometry *g = &p->root->geometry;
+    p->state = g->state_bytes && !(p->skip == p->n && p->at->state.pages);
+    p->bytes = (p->n - p->skip) * (uint64_t)g->block_bytes + (p->state ? g->state_bytes : 0);
+    return 0;
+}
+
+static bool grant_blocks(struct kv_service *s, const struct put *p, struct kv_grant *g)
+{
+    uint32_t pages = pages_of(s, p->root->geometry.block_bytes);
+    struct kv_node **tail = &g->pending;
+
+    for (size_t i = p->skip; i < p->n; i++) {
+        struct kv_node *n = kv_room_node(&s->index, p->root, &p->chain[i], p->first + (uint32_t)i);
+        if (!n)
+            return false;
+        *tail = n;
+        tail = &n->next;
+        g->n_pending++;
+        if (pages && !kv_room_take(&s->index, pages, KV_BOTTOM, &n->block))
+            return false;
+    }
+    return true;
+}
+
+static bool grant_pages(struct kv_service *s, const struct put *p, struct kv_grant *g)
+{
+    if (p->bytes > s->segment.bytes || !grant_blocks(s, p, g))
+        return false;
+    return !p->state ||
+           kv_room_take(&s->index, pages_of(s, p->root->geometry.state_bytes), KV_TOP, &g->state);
+}
+
+static int fill_put(struct kv_call *c, const struct put *p, const struct kv_grant *g,
+                    struct lh_error *err)
+{
+    PutReply *r = &c->reply->body.put;
+    uint64_t page = c->service->segment.page_bytes;
+
+    *r = (PutReply)LONGHAUL__KV__V1__PUT_REPLY__INIT;
+    c->reply->message.body_case = LONGHAUL__KV__V1__REPLY__BODY_PUT;
+    c->reply->message.put = r;
+    r->skip = p->skip;
+    if (!g)
+        return 0;
+    r->ticket = g->id;
+    r->state_granted = p->state;
+    r->state = g->state.page * page;
+    if (!p->root->geometry.block_bytes)
+        return 0;
+    r->blocks = kv_reply_alloc(c->reply, g->n_pending, sizeof *r->blocks);
+    if (g->n_pending && !r->blocks)
+        return lh_fail(err, LH_RESOURCE_EXHAUSTED, "out of memory");
+    for (const struct kv_node *n = g->pending; n; n = n->next)
+        r->blocks[r->n_blocks++] = n->block.page * page;
+    return 0;
+}
+
+int kv_handle_put(struct kv_call *c, struct lh_error *err)
+{
+    const PutRequest *q = c->request->put;
+    struct kv_service *s = c->service;
+    struct put p = {0};
+    int r = check_put(c, q, &p, err);
+
+    if (r == 0)
+        r = find_place(c, q, &p, err);
+    if (r < 0)
+        return r;
+    if (p.skip == p.n && !p.state) {
+        kv_node_touch(&s->index, p.at);
+        return fill_put(c, &p, NULL, err);
+    }
+    if (!kv_flow_admits(&s->flow, &c->peer->share, KV_SPILL, p.bytes))
+        return kv_refuse(c, KV_INFLIGHT, p.bytes, err);
+    struct kv_grant *g = kv_grant_new(c, KV_SPILL, p.root, p.at, p.bytes, (int)q->deadline_ms, err);
+    if (!g)
+        return err->code;
+    r = grant_pages(s, &p, g) ? fill_put(c, &p, g, err) : kv_refuse(c, KV_FULL, p.bytes, err);
+    if (r < 0)
+        kv_grant_end(s, c->peer, g, false);
+    return r;
+}
+
+/* Another client may have stored the same units meanwhile: theirs stay, ours go back. */
+static struct kv_node *link_pending(struct kv_index *ix, struct kv_grant *g, const uint32_t *crc)
+{
+    struct kv_node *parent = g->at;
+
+    for (struct kv_node *n; (n = g->pending);) {
+        struct kv_node *there = kv_node_find(ix, g->root, &n->hash);
+        if (there && (there->parent != parent || there->unit != n->unit)) {
+            if (parent)
+                kv_index_settle(ix, parent);
+            return NULL;
+        }
+        g->pending = n->next;
+        if (n->block.pages)
+            n->block.crc32c = *crc++;
+        if (there)
+            kv_node_discard(ix, n);
+        else
+            kv_node_link(ix, n, parent);
+        parent = there ? there : n;
+    }
+    return parent;
+}
+
+static bool commit(struct kv_service *s, struct kv_grant *g, const CommitRequest *q)
+{
+    struct kv_index *ix = &s->index;
+
+    if (g->root->retired || (g->at && g->at->phase != KV_VISIBLE))
+        return false;
+    struct kv_node *last = link_pending(ix, g, q->block_crc32c);
+    if (!last)
+        return false;
+    if (g->state.pages && !last->state.pages) {
+        g->state.crc32c = q->state_crc32c;
+        kv_node_set_state(ix, last, &g->state);
+        g->state = (struct kv_extent){0};
+    }
+    kv_node_touch(ix, last);
+    s->count.puts++;
+    s->count.put_bytes += g->bytes;
+    return true;
+}
+
+int kv_handle_commit(struct kv_call *c, struct lh_error *err)
+{
+    const CommitRequest *q = c->request->commit;
+    struct kv_grant *g = kv_grant_find(c->peer, q->ticket);
+    Longhaul__Kv__V1__CommitReply *r = &c->reply->body.commit;
+
+    if (g && g->direction != KV_SPILL)
+        return lh_fail(err, LH_INVALID_ARGUMENT, "%llu is a lease, not a ticket",
+                       (unsigned long long)q->ticket);
+    size_t blocks = g && g->root->geometry.block_bytes ? g->n_pending : 0;
+    if (g && q->n_block_crc32c != blocks)
+        return lh_fail(err, LH_INVALID_ARGUMENT, "%zu checksums for %zu blocks", q->n_block_crc32c,
+                       blocks);
+    *r = (Longhaul__Kv__V1__CommitReply)LONGHAUL__KV__V1__COMMIT_REPLY__INIT;
+    c->reply->message.body_case = LONGHAUL__KV__V1__REPLY__BODY_COMMIT;
+    c->reply->message.commit = r;
+    if (!g)
+        return 0;
+    r->stored = commit(c->service, g, q);
+    kv_grant_end(c->service, c->peer, g, r->stored);
+    return 0;
+}

@@ -1,0 +1,173 @@
+/* STAT and LIST: what operators see. */
+#include <string.h>
+
+#include "kvstore/daemon/request.h"
+
+typedef Longhaul__Kv__V1__Entry Entry;
+typedef Longhaul__Kv__V1__Extent Extent;
+typedef Longhaul__Kv__V1__ListReply ListReply;
+
+enum { NODES_A_REQUEST = 65536 };
+
+static void stat_flow(const struct kv_service *s, int64_t now_us, Longhaul__Kv__V1__StatReply *r)
+{
+    const struct kv_flow *f = &s->flow;
+
+    r->load_queue_wait_ms = kv_flow_wait_ms(f, KV_LOAD, now_us);
+    r->store_queue_wait_ms = kv_flow_wait_ms(f, KV_SPILL, now_us);
+    r->load_bytes_in_flight = f->lanes[KV_LOAD].in_flight;
+    r->store_bytes_in_flight = f->lanes[KV_SPILL].in_flight;
+    r->refused_full = f->refused[KV_FULL];
+    r->refused_inflight = f->refused[KV_INFLIGHT];
+    r->refused_parent = f->refused[KV_PARENT];
+    r->refused = r->refused_full + r->refused_inflight + r->refused_parent;
+}
+
+static void stat_index(const struct kv_service *s, Longhaul__Kv__V1__StatReply *r)
+{
+    const struct kv_index *ix = &s->index;
+
+    r->objects = ix->objects;
+    r->roots = ix->n_roots;
+    r->pinned = ix->pinned;
+    r->evicted = ix->evicted;
+    r->superseded = ix->superseded;
+    for (const struct kv_root *root = ix->retired; root; root = root->next)
+        r->reclaiming++;
+}
+
+int kv_handle_stat(struct kv_call *c, struct lh_error *err)
+{
+    const struct kv_service *s = c->service;
+    const struct kv_counters *n = &s->count;
+    Longhaul__Kv__V1__StatReply *r = &c->reply->body.stat;
+
+    *r = (Longhaul__Kv__V1__StatReply)LONGHAUL__KV__V1__STAT_REPLY__INIT;
+    c->reply->message.body_case = LONGHAUL__KV__V1__REPLY__BODY_STAT;
+    c->reply->message.stat = r;
+    r->capacity_bytes = s->segment.bytes;
+    r->page_bytes = s->segment.page_bytes;
+    r->used_bytes = (uint64_t)s->pages.used * s->segment.page_bytes;
+    r->clients = s->clients;
+    r->puts = n->puts;
+    r->put_bytes = n->put_bytes;
+    r->lookups = n->lookups;
+    r->hits = n->hits;
+    r->hit_units = n->hit_units;
+    r->loaded_bytes = n->loaded_bytes;
+    r->corrupt = n->corrupt;
+    r->expired = n->expired;
+    r->retired = n->retired;
+    stat_index(s, r);
+    stat_flow(s, c->now_us, r);
+    return 0;
+}
+
+/* Entries with their extents in one allocation. */
+struct page {
+    ListReply *reply;
+    struct slot {
+        Entry entry;
+        Extent extent;
+    } * slots;
+    size_t limit;
+    int64_t now_us;
+};
+
+static Entry *add_entry(struct page *p, const struct kv_root *root, uint64_t used_us)
+{
+    struct slot *slot = &p->slots[p->reply->n_entries];
+    Entry *e = &slot->entry;
+
+    *e = (Entry)LONGHAUL__KV__V1__ENTRY__INIT;
+    e->root.data = (uint8_t *)root->key.bytes;
+    e->root.len = sizeof root->key.bytes;
+    e->policy_step = root->policy_step;
+    e->retired = root->retired;
+    e->idle_s =
+        used_us && p->now_us > (int64_t)used_us ? (double)(p->now_us - (int64_t)used_us) / 1e6 : 0;
+    p->reply->entries[p->reply->n_entries++] = e;
+    return e;
+}
+
+static void list_roots(const struct kv_service *s, struct page *p)
+{
+    const struct kv_root *lists[] = {s->index.live, s->index.retired};
+
+    for (int i = 0; i < 2; i++)
+        for (const struct kv_root *r = lists[i]; r && p->reply->n_entries < p->limit; r = r->next) {
+            Entry *e = add_entry(p, r, r->used);
+            e->objects = r->objects;
+            e->bytes = r->pages * s->segment.page_bytes;
+        }
+}
+
+static void list_object(const struct kv_service *s, struct page *p, const struct kv_node *n,
+                        Longhaul__Kv__V1__Part part)
+{
+    bool block = part == LONGHAUL__KV__V1__PART__PART_BLOCK;
+    const struct kv_extent *at = block ? &n->block : &n->state;
+    const struct kv_geometry *g = &n->root->geometry;
+
+    if (!at->pages)
+        return;
+    Extent *x = &p->slots[p->reply->n_entries].extent;
+    Entry *e = add_entry(p, n->root, n->used);
+    *x = (Extent)LONGHAUL__KV__V1__EXTENT__INIT;
+    x->offset = at->page * (uint64_t)s->segment.page_bytes;
+    x->bytes = block ? g->block_bytes : g->state_bytes;
+    x->crc32c = at->crc32c;
+    e->extent = x;
+    e->part = part;
+    e->unit = n->unit;
+    e->bytes = (uint64_t)at->pages * s->segment.page_bytes;
+    e->hash.data = (uint8_t *)n->hash.bytes;
+    e->hash.len = sizeof n->hash.bytes;
+}
+
+/* By place in the table, which never moves: a page is cheap however large the store is, and an
+ * object that stays is listed exactly once. */
+static void list_objects(const struct kv_service *s, struct page *p, const struct kv_root *root,
+                         uint64_t after)
+{
+    const struct kv_index *ix = &s->index;
+    uint64_t end = after + NODES_A_REQUEST;
+
+    for (; after < ix->touched && after < end && p->reply->n_entries + 2 <= p->limit; after++) {
+        const struct kv_node *n = &ix->nodes[after];
+        if (n->phase != KV_VISIBLE || n->root != root)
+            continue;
+        list_object(s, p, n, LONGHAUL__KV__V1__PART__PART_BLOCK);
+        list_object(s, p, n, LONGHAUL__KV__V1__PART__PART_STATE);
+    }
+    p->reply->next = after < ix->touched ? after : 0;
+}
+
+int kv_handle_list(struct kv_call *c, struct lh_error *err)
+{
+    const Longhaul__Kv__V1__ListRequest *q = c->request->list;
+    struct kv_service *s = c->service;
+    ListReply *r = &c->reply->body.list;
+    struct page p = {.reply = r, .limit = q->limit, .now_us = c->now_us};
+    struct kv_key key;
+
+    if (q->limit < 2 || q->limit > KV_LIST_MAX)
+        return lh_fail(err, LH_INVALID_ARGUMENT, "limit is %u, not 2 to %d", q->limit, KV_LIST_MAX);
+    if (q->root.len && kv_check_key(&q->root, "root", &key, err) < 0)
+        return LH_INVALID_ARGUMENT;
+    const struct kv_root *root = q->root.len ? kv_root_find(&s->index, &key) : NULL;
+    if (q->root.len && !root)
+        return lh_fail(err, LH_NOT_FOUND, "no live root of this key");
+    *r = (ListReply)LONGHAUL__KV__V1__LIST_REPLY__INIT;
+    c->reply->message.body_case = LONGHAUL__KV__V1__REPLY__BODY_LIST;
+    c->reply->message.list = r;
+    p.slots = kv_reply_alloc(c->reply, p.limit, sizeof *p.slots);
+    r->entries = kv_reply_alloc(c->reply, p.limit, sizeof *r->entries);
+    if (!p.slots || !r->entries)
+        return lh_fail(err, LH_RESOURCE_EXHAUSTED, "out of memory");
+    if (root)
+        list_objects(s, &p, root, q->after);
+    else
+        list_roots(s, &p);
+    return 0;
+}

@@ -1,0 +1,42 @@
+/* Between the files that handle requests: handlers, checks of fields, grants. */
+#ifndef KVSTORE_DAEMON_REQUEST_H
+#define KVSTORE_DAEMON_REQUEST_H
+
+#include "kvstore/daemon/service.h"
+
+/* One request being handled. */
+struct kv_call {
+    struct kv_service *service;
+    struct kv_peer *peer;
+    const Longhaul__Kv__V1__Request *request;
+    struct kv_reply *reply;
+    int64_t now_us;
+};
+
+typedef int kv_handler(struct kv_call *c, struct lh_error *err);
+kv_handler kv_handle_put, kv_handle_commit;     /* put.c */
+kv_handler kv_handle_lookup, kv_handle_release; /* lookup.c */
+kv_handler kv_handle_stat, kv_handle_list;      /* report.c */
+
+/* Zeroed and freed with the reply; NULL when memory is out. */
+void *kv_reply_alloc(struct kv_reply *r, size_t n, size_t size);
+
+int kv_check_key(const ProtobufCBinaryData *field, const char *what, struct kv_key *key,
+                 struct lh_error *err);
+int kv_check_chain(const ProtobufCBinaryData *field, const struct kv_key **chain, size_t *n,
+                   struct lh_error *err);
+int kv_check_text(const char *text, size_t max, const char *what, struct lh_error *err);
+
+/* ---- grants (grants.c) ---- */
+/* Pins `at` and counts `bytes` as in flight; the ticket's pages are the caller's to add. */
+struct kv_grant *kv_grant_new(struct kv_call *c, enum kv_direction d, struct kv_root *root,
+                              struct kv_node *at, uint64_t bytes, int deadline_ms,
+                              struct lh_error *err);
+/* NULL when the peer has no such grant (any more). */
+struct kv_grant *kv_grant_find(struct kv_peer *p, uint64_t id);
+/* Gives back pages and pins.  `done`: the bytes were copied and the time counts. */
+void kv_grant_end(struct kv_service *s, struct kv_peer *p, struct kv_grant *g, bool done);
+/* Counts a refusal and says why. */
+int kv_refuse(struct kv_call *c, enum kv_refusal why, uint64_t bytes, struct lh_error *err);
+
+#endif

@@ -1,0 +1,180 @@
+#include "kvstore/daemon/server.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "proto/clock.h"
+#include "proto/ipc.h"
+#include "proto/log.h"
+#include "proto/parse.h"
+
+LH_LOG_COMPONENT("kvstored");
+
+enum { STOP, LISTEN, FIRST_CLIENT, IDLE_MS = 1000, EXPIRE_MS = 100 };
+
+struct client {
+    int fd;
+    struct kv_peer peer;
+};
+
+struct server {
+    struct kv_service *service;
+    struct client *clients[KV_MAX_CLIENTS];
+    struct pollfd polls[FIRST_CLIENT + KV_MAX_CLIENTS];
+    unsigned n;
+    int64_t expire_at_ms;
+};
+
+static void remove_client(struct server *s, unsigned i)
+{
+    struct client *c = s->clients[i];
+
+    lh_info("client-gone", "client=%s pid=%d grants=%u", c->peer.name, c->peer.pid,
+            c->peer.n_grants);
+    kv_service_forget(s->service, &c->peer);
+    close(c->fd);
+    free(c);
+    s->clients[i] = s->clients[--s->n];
+    s->service->clients = s->n;
+}
+
+static void add_client(struct server *s, int fd, pid_t pid)
+{
+    struct client *c = s->n < KV_MAX_CLIENTS ? calloc(1, sizeof *c) : NULL;
+
+    if (!c) {
+        lh_warn("refused", "pid=%d: %u clients are connected", pid, s->n);
+        close(fd);
+        return;
+    }
+    c->fd = fd;
+    c->peer.pid = pid;
+    s->clients[s->n++] = c;
+    s->service->clients = s->n;
+}
+
+static void accept_clients(struct server *s, int listen_fd)
+{
+    struct lh_error err;
+    pid_t pid;
+
+    for (;;) {
+        int fd = ipc_accept(listen_fd, &pid, &err);
+        if (fd >= 0) {
+            add_client(s, fd, pid);
+            continue;
+        }
+        if (err.code != LH_UNAVAILABLE)
+            lh_warn("accept", "%s", err.message);
+        return;
+    }
+}
+
+static int answer(struct server *s, struct client *c, const Longhaul__Kv__V1__Request *request,
+                  struct lh_error *err)
+{
+    struct kv_reply reply;
+    bool ready = c->peer.ready;
+
+    kv_service_handle(s->service, &c->peer, request, &reply);
+    int r =
+        ipc_send(c->fd, &reply.message.base, &s->service->segment.fd, reply.with_segment, 0, err);
+    kv_reply_finish(&reply);
+    if (c->peer.ready && !ready)
+        lh_info("client", "client=%s pid=%d", c->peer.name, c->peer.pid);
+    return r;
+}
+
+/* A client has at most one request outstanding, so its reply always finds room; one whose reply
+ * does not is broken and goes. */
+static int serve(struct server *s, struct client *c, struct lh_error *err)
+{
+    lh_automsg(Longhaul__Kv__V1__Request) request =
+        (void *)ipc_recv(c->fd, &longhaul__kv__v1__request__descriptor, NULL, NULL, 0, err);
+
+    if (!request)
+        return err->code == LH_DEADLINE_EXCEEDED ? 0 : err->code;
+    return answer(s, c, request, err);
+}
+
+/* Backwards, because the last client takes a removed one's place. */
+static void serve_clients(struct server *s, unsigned polled)
+{
+    struct lh_error err;
+
+    for (unsigned i = polled; i-- > 0;) {
+        if (!s->polls[FIRST_CLIENT + i].revents || serve(s, s->clients[i], &err) == 0)
+            continue;
+        if (err.code != LH_UNAVAILABLE)
+            lh_warn("client-dropped", "pid=%d: %s", s->clients[i]->peer.pid, err.message);
+        remove_client(s, i);
+    }
+}
+
+static void expire(struct server *s)
+{
+    int64_t now_us = lh_now_us();
+
+    if (now_us / 1000 < s->expire_at_ms)
+        return;
+    for (unsigned i = 0; i < s->n; i++)
+        kv_service_expire(s->service, &s->clients[i]->peer, now_us);
+    s->expire_at_ms = now_us / 1000 + EXPIRE_MS;
+}
+
+static int timeout_of(const struct server *s, bool work)
+{
+    if (work)
+        return 0;
+    for (unsigned i = 0; i < s->n; i++)
+        if (s->clients[i]->peer.n_grants)
+            return EXPIRE_MS;
+    return IDLE_MS;
+}
+
+static int wait_for_requests(struct server *s, int timeout, struct lh_error *err)
+{
+    for (unsigned i = 0; i < s->n; i++)
+        s->polls[FIRST_CLIENT + i] = (struct pollfd){.fd = s->clients[i]->fd, .events = POLLIN};
+    if (poll(s->polls, FIRST_CLIENT + s->n, timeout) >= 0)
+        return 0;
+    for (unsigned i = 0; i < FIRST_CLIENT + s->n; i++)
+        s->polls[i].revents = 0;
+    return errno == EINTR ? 0 : lh_fail_errno(err, errno, "poll");
+}
+
+static int loop(struct server *s, struct lh_error *err)
+{
+    bool work = false;
+
+    for (;;) {
+        int r = wait_for_requests(s, timeout_of(s, work), err);
+        if (r < 0)
+            return r;
+        if (s->polls[STOP].revents)
+            return 0;
+        serve_clients(s, s->n);
+        if (s->polls[LISTEN].revents)
+            accept_clients(s, s->polls[LISTEN].fd);
+        expire(s);
+        work = kv_service_work(s->service);
+    }
+}
+
+int kv_server_run(struct kv_service *service, int listen_fd, int stop_fd, struct lh_error *err)
+{
+    struct server *s = calloc(1, sizeof *s);
+
+    if (!s)
+        return lh_fail_errno(err, ENOMEM, "server");
+    s->service = service;
+    s->polls[STOP] = (struct pollfd){.fd = stop_fd, .events = POLLIN};
+    s->polls[LISTEN] = (struct pollfd){.fd = listen_fd, .events = POLLIN};
+    int r = loop(s, err);
+    while (s->n)
+        remove_client(s, 0);
+    free(s);
+    return r;
+}

@@ -1,0 +1,13 @@
+/* The socket side of kvstored: one poll loop on one thread.  Requests take microseconds and never
+ * wait, so threads would only add locks; copying, which takes time, is the clients' own. */
+#ifndef KVSTORE_DAEMON_SERVER_H
+#define KVSTORE_DAEMON_SERVER_H
+
+#include "kvstore/daemon/service.h"
+
+enum { KV_MAX_CLIENTS = 256 };
+
+/* Serves until stop_fd is readable. */
+int kv_server_run(struct kv_service *s, int listen_fd, int stop_fd, struct lh_error *err);
+
+#endif

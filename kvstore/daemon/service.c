@@ -1,0 +1,211 @@
+#include "kvstore/daemon/service.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "kvstore/daemon/request.h"
+#include "proto/clock.h"
+#include "proto/log.h"
+
+LH_LOG_COMPONENT("kvstored");
+
+enum { RECLAIM_NODES = 512 }; /* of one piece of background work: some ten microseconds */
+
+int kv_service_init(struct kv_service *s, uint64_t memory_bytes, uint64_t max_inflight_bytes,
+                    struct lh_error *err)
+{
+    *s = (struct kv_service){.segment.fd = -1};
+    if (!max_inflight_bytes)
+        return lh_fail(err, LH_INVALID_ARGUMENT, "kvstore.max_inflight_bytes is 0");
+    s->flow.limit = max_inflight_bytes;
+    int r = kv_segment_create(&s->segment, memory_bytes, err);
+    if (r < 0)
+        return r;
+    r = kv_pages_init(&s->pages, (uint32_t)(s->segment.bytes / s->segment.page_bytes), err);
+    if (r == 0)
+        r = kv_index_init(&s->index, &s->pages, err);
+    if (r < 0)
+        kv_service_finish(s);
+    return r;
+}
+
+void kv_service_finish(struct kv_service *s)
+{
+    kv_index_finish(&s->index);
+    kv_pages_finish(&s->pages);
+    kv_segment_finish(&s->segment);
+}
+
+bool kv_service_work(struct kv_service *s)
+{
+    return kv_root_reclaimable(&s->index) && kv_root_reclaim(&s->index, RECLAIM_NODES);
+}
+
+void *kv_reply_alloc(struct kv_reply *r, size_t n, size_t size)
+{
+    void *p = calloc(n ? n : 1, size);
+
+    if (p)
+        r->owned[r->n_owned++] = p;
+    return p;
+}
+
+void kv_reply_finish(struct kv_reply *r)
+{
+    while (r->n_owned)
+        free(r->owned[--r->n_owned]);
+}
+
+int kv_check_key(const ProtobufCBinaryData *field, const char *what, struct kv_key *key,
+                 struct lh_error *err)
+{
+    if (field->len != sizeof key->bytes)
+        return lh_fail(err, LH_INVALID_ARGUMENT, "%s has %zu bytes, a key has %zu", what,
+                       field->len, sizeof key->bytes);
+    memcpy(key->bytes, field->data, sizeof key->bytes);
+    return 0;
+}
+
+int kv_check_chain(const ProtobufCBinaryData *field, const struct kv_key **chain, size_t *n,
+                   struct lh_error *err)
+{
+    *n = field->len / sizeof **chain;
+    if (field->len % sizeof **chain || *n < 1 || *n > KV_MAX_UNITS)
+        return lh_fail(err, LH_INVALID_ARGUMENT, "a chain of %zu bytes is not 1 to %d hashes",
+                       field->len, KV_MAX_UNITS);
+    *chain = (const struct kv_key *)field->data;
+    return 0;
+}
+
+int kv_check_text(const char *text, size_t max, const char *what, struct lh_error *err)
+{
+    if (strlen(text) > max)
+        return lh_fail(err, LH_INVALID_ARGUMENT, "%s has more than %zu bytes", what, max);
+    return 0;
+}
+
+static int done(struct kv_call *c)
+{
+    c->reply->body.done = (Longhaul__Kv__V1__Done)LONGHAUL__KV__V1__DONE__INIT;
+    c->reply->message.body_case = LONGHAUL__KV__V1__REPLY__BODY_DONE;
+    c->reply->message.done = &c->reply->body.done;
+    return 0;
+}
+
+static int handle_hello(struct kv_call *c, struct lh_error *err)
+{
+    const Longhaul__Kv__V1__HelloRequest *q = c->request->hello;
+    Longhaul__Kv__V1__HelloReply *r = &c->reply->body.hello;
+
+    if (q->protocol != KV_PROTOCOL)
+        return lh_fail(err, LH_FAILED_PRECONDITION,
+                       "kvstored of version " LONGHAUL_VERSION
+                       " speaks protocol %d, the client %u: run both from one build",
+                       KV_PROTOCOL, q->protocol);
+    int e = kv_check_text(q->client, KV_NAME_MAX, "client", err);
+    if (e < 0)
+        return e;
+    strcpy(c->peer->name, q->client);
+    c->peer->ready = true;
+    *r = (Longhaul__Kv__V1__HelloReply)LONGHAUL__KV__V1__HELLO_REPLY__INIT;
+    r->protocol = KV_PROTOCOL;
+    r->segment_bytes = c->service->segment.bytes;
+    r->page_bytes = c->service->segment.page_bytes;
+    c->reply->with_segment = true;
+    c->reply->message.body_case = LONGHAUL__KV__V1__REPLY__BODY_HELLO;
+    c->reply->message.hello = r;
+    return 0;
+}
+
+static int handle_open_root(struct kv_call *c, struct lh_error *err)
+{
+    const Longhaul__Kv__V1__OpenRootRequest *q = c->request->open_root;
+    struct kv_geometry g = {.block_bytes = q->block_bytes,
+                            .state_bytes = q->state_bytes,
+                            .unit_tokens = q->unit_tokens};
+    uint64_t capacity = c->service->segment.bytes;
+    struct kv_key key;
+    int r = kv_check_key(&q->root, "root", &key, err);
+
+    if (r < 0)
+        return r;
+    if (g.unit_tokens < 16 || g.unit_tokens > 65536)
+        return lh_fail(err, LH_INVALID_ARGUMENT, "unit_tokens is %u, not 16 to 65536",
+                       g.unit_tokens);
+    if (!g.block_bytes && !g.state_bytes)
+        return lh_fail(err, LH_INVALID_ARGUMENT, "a model has blocks, states or both");
+    if ((uint64_t)g.block_bytes + g.state_bytes > capacity)
+        return lh_fail(err, LH_INVALID_ARGUMENT,
+                       "a block of %u and a state of %u bytes exceed the store's %llu; raise "
+                       "kvstore.memory_bytes",
+                       g.block_bytes, g.state_bytes, (unsigned long long)capacity);
+    if (!kv_root_open(&c->service->index, &key, &g, q->policy_step, err))
+        return err->code;
+    return 0;
+}
+
+static int handle_retire(struct kv_call *c, struct lh_error *err)
+{
+    const Longhaul__Kv__V1__RetireRequest *q = c->request->retire;
+    struct kv_key *keep = kv_reply_alloc(c->reply, q->n_keep, sizeof *keep);
+
+    if (!keep || q->n_keep > KV_MAX_ROOTS)
+        return lh_fail(err, LH_RESOURCE_EXHAUSTED, "keep names %zu roots, at most %d are open",
+                       q->n_keep, KV_MAX_ROOTS);
+    for (size_t i = 0; i < q->n_keep; i++) {
+        int r = kv_check_key(&q->keep[i], "keep", &keep[i], err);
+        if (r < 0)
+            return r;
+    }
+    unsigned n = kv_root_retire_others(&c->service->index, keep, q->n_keep);
+    c->service->count.retired += n;
+    lh_debug("retired", "roots=%u by=%s", n, c->peer->name);
+    return 0;
+}
+
+/* A handler that leaves no body means "done". */
+static const struct {
+    kv_handler *handle;
+    bool open; /* also before hello */
+} handlers[] = {
+    [LONGHAUL__KV__V1__REQUEST__BODY_HELLO] = {handle_hello, true},
+    [LONGHAUL__KV__V1__REQUEST__BODY_OPEN_ROOT] = {handle_open_root, false},
+    [LONGHAUL__KV__V1__REQUEST__BODY_RETIRE] = {handle_retire, false},
+    [LONGHAUL__KV__V1__REQUEST__BODY_PUT] = {kv_handle_put, false},
+    [LONGHAUL__KV__V1__REQUEST__BODY_COMMIT] = {kv_handle_commit, false},
+    [LONGHAUL__KV__V1__REQUEST__BODY_LOOKUP] = {kv_handle_lookup, false},
+    [LONGHAUL__KV__V1__REQUEST__BODY_RELEASE] = {kv_handle_release, false},
+    [LONGHAUL__KV__V1__REQUEST__BODY_STAT] = {kv_handle_stat, false},
+    [LONGHAUL__KV__V1__REQUEST__BODY_LIST] = {kv_handle_list, false},
+};
+
+static int dispatch(struct kv_call *c, struct lh_error *err)
+{
+    size_t i = (size_t)c->request->body_case;
+
+    if (i >= LH_ARRAY_SIZE(handlers) || !handlers[i].handle)
+        return lh_fail(err, LH_UNIMPLEMENTED, "a request that kvstored does not know");
+    if (!handlers[i].open && !c->peer->ready)
+        return lh_fail(err, LH_FAILED_PRECONDITION, "the first request must be hello");
+    int r = handlers[i].handle(c, err);
+    if (r == 0 && c->reply->message.body_case == LONGHAUL__KV__V1__REPLY__BODY__NOT_SET)
+        return done(c);
+    return r;
+}
+
+void kv_service_handle(struct kv_service *s, struct kv_peer *peer,
+                       const Longhaul__Kv__V1__Request *request, struct kv_reply *reply)
+{
+    *reply = (struct kv_reply){.message = LONGHAUL__KV__V1__REPLY__INIT};
+    struct kv_call c = {
+        .service = s, .peer = peer, .request = request, .reply = reply, .now_us = lh_now_us()};
+
+    if (dispatch(&c, &reply->error) == 0)
+        return;
+    Longhaul__Kv__V1__Failure *f = &reply->body.failure;
+    *f = (Longhaul__Kv__V1__Failure)LONGHAUL__KV__V1__FAILURE__INIT;
+    f->code = reply->error.code;
+    f->message = reply->error.message;
+    reply->message.body_case = LONGHAUL__KV__V1__REPLY__BODY_FAILURE;
+    reply->message.failure = f;
+}

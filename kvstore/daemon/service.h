@@ -1,0 +1,95 @@
+/* What kvstored does with one request, without sockets: the part that the fuzzer drives.
+ *
+ * A PUT grants pages and a COMMIT makes their objects visible, all at once; between the two nobody
+ * can find them.  A LOOKUP pins what it found until RELEASE.  Both are grants: they end with a
+ * message, with their peer's connection, or at their deadline, whichever is first, so no client can
+ * hold memory for ever.  A client that still writes after its ticket has expired can spoil an
+ * object of someone else; the CRC turns that into a miss.
+ *
+ * Every field of a request is bounded before it is used.  One thread. */
+#ifndef KVSTORE_DAEMON_SERVICE_H
+#define KVSTORE_DAEMON_SERVICE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+#include "kvstore/flow/flow.h"
+#include "kvstore/index/index.h"
+#include "kvstore/protocol.h"
+#include "kvstore/tier/segment.h"
+#include "longhaul/kv/v1/kv.pb-c.h"
+
+struct kv_peer {
+    char name[KV_NAME_MAX + 1];
+    pid_t pid;
+    bool ready; /* has said hello */
+    unsigned n_grants;
+    struct kv_grant *grants;
+    struct kv_share share;
+};
+
+struct kv_grant {
+    uint64_t id;
+    enum kv_direction direction; /* KV_LOAD: a lease, KV_SPILL: a ticket */
+    struct kv_root *root;
+    struct kv_node *at;      /* pinned: the hit, or what a put continues; NULL: a put from unit 0 */
+    struct kv_node *pending; /* of a ticket, ascending units */
+    struct kv_extent state;  /* of a ticket */
+    uint32_t n_pending, from; /* from: first unit of a lease */
+    uint64_t bytes;
+    double wait_ms; /* that lay before it when it began */
+    int64_t began_us, deadline_us;
+    struct kv_grant *next;
+};
+
+struct kv_counters {
+    uint64_t puts, put_bytes, lookups, hits, hit_units, loaded_bytes, corrupt, expired, retired;
+};
+
+struct kv_service {
+    struct kv_segment segment;
+    struct kv_pages pages;
+    struct kv_index index;
+    struct kv_flow flow;
+    struct kv_counters count;
+    uint64_t next_id;
+    unsigned clients; /* kept by whoever accepts them */
+};
+
+int kv_service_init(struct kv_service *s, uint64_t memory_bytes, uint64_t max_inflight_bytes,
+                    struct lh_error *err);
+void kv_service_finish(struct kv_service *s);
+
+/* A reply owns what its message points to. */
+struct kv_reply {
+    Longhaul__Kv__V1__Reply message;
+    union {
+        Longhaul__Kv__V1__Failure failure;
+        Longhaul__Kv__V1__HelloReply hello;
+        Longhaul__Kv__V1__Done done;
+        Longhaul__Kv__V1__PutReply put;
+        Longhaul__Kv__V1__CommitReply commit;
+        Longhaul__Kv__V1__LookupReply lookup;
+        Longhaul__Kv__V1__StatReply stat;
+        Longhaul__Kv__V1__ListReply list;
+    } body;
+    struct lh_error error;
+    void *owned[4];
+    unsigned n_owned;
+    bool with_segment; /* the segment's fd goes along */
+};
+
+/* Always leaves a reply, to be finished. */
+void kv_service_handle(struct kv_service *s, struct kv_peer *peer,
+                       const Longhaul__Kv__V1__Request *request, struct kv_reply *reply);
+void kv_reply_finish(struct kv_reply *r);
+
+/* The peer has gone: its grants end, nothing of its open tickets becomes visible. */
+void kv_service_forget(struct kv_service *s, struct kv_peer *peer);
+/* Ends grants past their deadline. */
+void kv_service_expire(struct kv_service *s, struct kv_peer *peer, int64_t now_us);
+/* A bounded piece of background work; true while there is more. */
+bool kv_service_work(struct kv_service *s);
+
+#endif

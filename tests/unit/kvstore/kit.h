@@ -1,0 +1,39 @@
+/* What the store's tests share: a model small enough to see through, content that tells where it
+ * belongs, and a real kvstored. */
+#ifndef TESTS_UNIT_KVSTORE_KIT_H
+#define TESTS_UNIT_KVSTORE_KIT_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+#include "kvstore/client.h"
+
+enum { UNIT = 16, BLOCK = 1000, STATE = 5000, MEMORY = 1 << 20 };
+
+/* kvstored of the build on a job directory of its own, with `memory` bytes. */
+struct daemon {
+    char dir[40];
+    char socket[64];
+    pid_t pid;
+};
+void daemon_start(struct daemon *d, uint64_t memory, uint64_t inflight);
+void daemon_kill(struct daemon *d);    /* SIGKILL, reaped */
+void daemon_restart(struct daemon *d); /* after daemon_kill() */
+void daemon_stop(struct daemon *d);    /* SIGTERM, must exit 0; removes the directory */
+
+struct kv_client *client_of(const struct daemon *d, const char *name);
+/* The chain of `n` units of sequence `seed` under version `version`. */
+struct kv_key root_of(unsigned version);
+void chain_of(const struct kv_key *root, unsigned seed, size_t n, struct kv_key *chain);
+void use_version(struct kv_client *c, unsigned version, bool retire);
+
+/* Puts units first..n-1 with content made of each unit's hash. */
+int64_t put_units(struct kv_client *c, const struct kv_key *chain, size_t first, size_t n,
+                  struct lh_error *err);
+/* Units of a hit whose every byte is right; 0 = miss.  Fails the test on wrong bytes. */
+size_t get_units(struct kv_client *c, const struct kv_key *chain, size_t n, size_t at_least);
+void fill_content(const struct kv_key *hash, char part, void *to, size_t bytes);
+
+#endif
