@@ -17,9 +17,9 @@
  * freeze, thaw, seal and kill of one box exclude each other.  A box must not be closed or destroyed
  * while another thread is inside a function with it; box_kill() makes box_exec() calls return.
  *
- * User ids.  Inside 0..65535 is outside BOX_UID_BASE + n; init runs as inside id BOX_INIT_UID, which
- * the agent can neither become nor signal nor trace.  Files that the host writes into a box must be
- * chowned to BOX_UID_BASE + n, or they belong to nobody inside. */
+ * User ids.  Inside 0..65535 is outside BOX_UID_BASE + n; init runs as inside id BOX_INIT_UID,
+ * which the agent can neither become nor signal nor trace.  Files that the host writes into a box
+ * must be chowned to BOX_UID_BASE + n, or they belong to nobody inside. */
 #ifndef AGENTENV_SANDBOX_BOX_H
 #define AGENTENV_SANDBOX_BOX_H
 
@@ -175,8 +175,8 @@ int box_exec(struct box *b, const struct box_exec_spec *spec, struct box_exec_re
 /* Goes on with an exec that an earlier process began: all its output from the first byte, then the
  * result.  Only exec_id, output, cancelled and ctx of `spec` are used.  NOT_FOUND: init knows no
  * such exec, or its result was delivered. */
-int box_exec_attach(struct box *b, const struct box_exec_spec *spec,
-                    struct box_exec_result *result, struct lh_error *err);
+int box_exec_attach(struct box *b, const struct box_exec_spec *spec, struct box_exec_result *result,
+                    struct lh_error *err);
 
 /* ---- state ---------------------------------------------------------------------------------- */
 

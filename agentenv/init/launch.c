@@ -1,0 +1,184 @@
+/* From a fork of init to the agent's command: everything that init may and the command may not is
+ * given up here, in an order that matters.
+ *
+ * Init runs as an id of its own with the few capabilities that the sandbox's root is to have.  They
+ * survive setresuid() to 0 and the exec (the bounding set is the same few), and vanish by
+ * themselves for any other user.  no_new_privs is set already; the seccomp programs come last,
+ * since they forbid some of what is done before. */
+#include <errno.h>
+#include <fcntl.h>
+#include <grp.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "agentenv/init/init.h"
+
+enum { MAX_FILTERS = 4 };
+
+static struct sock_fprog filters[MAX_FILTERS];
+static size_t n_filters;
+
+/* The file holds, for each program, its length in instructions and the instructions.  All inits
+ * share its offset, so nobody uses that. */
+void launch_prepare(void)
+{
+    uint32_t len;
+    off_t at = 0;
+
+    while (n_filters < MAX_FILTERS && pread(WIRE_FILTER_FD, &len, sizeof len, at) == sizeof len) {
+        size_t bytes = len * sizeof(struct sock_filter);
+        struct sock_filter *code = malloc(bytes);
+        at += sizeof len;
+        if (!code || pread(WIRE_FILTER_FD, code, bytes, at) != (ssize_t)bytes)
+            _exit(1);
+        at += (off_t)bytes;
+        filters[n_filters++] = (struct sock_fprog){(unsigned short)len, code};
+    }
+    close(WIRE_FILTER_FD);
+    if (n_filters == 0)
+        _exit(1);
+}
+
+static int report_fd;
+
+_Noreturn static void give_up(const char *step, int errnum)
+{
+    struct wire_report r = {.kind = WIRE_FAILED, .value = errnum};
+
+    snprintf(r.step, sizeof r.step, "%.100s", step);
+    if (write(report_fd, &r, sizeof r) < 0)
+        _exit(126);
+    _exit(127);
+}
+
+struct command {
+    char *cwd, *user;
+    char **argv, **env;
+};
+
+static char *next_string(char **at, const char *end)
+{
+    char *s = *at, *nul = memchr(s, 0, (size_t)(end - s));
+
+    if (!nul)
+        give_up("reading the request", EPROTO);
+    *at = nul + 1;
+    return s;
+}
+
+static char **next_list(char **at, const char *end, uint32_t n, uint32_t spare)
+{
+    char **list = calloc((size_t)n + spare + 1, sizeof *list);
+
+    if (!list)
+        give_up("reading the request", ENOMEM);
+    for (uint32_t i = 0; i < n; i++)
+        list[i] = next_string(at, end);
+    return list;
+}
+
+enum { ADDED_ENV = 3 };
+
+static struct command read_command(int fd)
+{
+    struct stat st;
+    struct command c;
+
+    if (fstat(fd, &st) < 0 || st.st_size < (off_t)sizeof(struct wire_strings))
+        give_up("reading the request", EPROTO);
+    char *p = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_PRIVATE, fd, 0), *end = p + st.st_size;
+    if (p == MAP_FAILED)
+        give_up("reading the request", errno);
+    const struct wire_strings *h = (void *)p;
+    p += sizeof *h;
+    c.cwd = next_string(&p, end);
+    c.user = next_string(&p, end);
+    c.argv = next_list(&p, end, h->argc, 0);
+    c.env = next_list(&p, end, h->envc, ADDED_ENV);
+    return c;
+}
+
+static void add_env(char **env, const char *name, const char *value)
+{
+    size_t n = strlen(name);
+
+    for (; *env; env++)
+        if (strncmp(*env, name, n) == 0 && (*env)[n] == '=')
+            return;
+    if (asprintf(env, "%s=%s", name, value) < 0)
+        give_up("environment", ENOMEM);
+}
+
+/* Raised so that the memory limit ends a command and never init.  Once the id has changed the file
+ * would belong to nobody; and it belongs to init only while init's fork is dumpable. */
+static void prefer_for_oom_kill(void)
+{
+    prctl(PR_SET_DUMPABLE, 1, 0, 0, 0);
+    int fd = open("/proc/self/oom_score_adj", O_WRONLY | O_CLOEXEC);
+    if (fd < 0 || write(fd, "500", 3) != 3)
+        give_up("oom_score_adj", errno);
+    close(fd);
+}
+
+static void take_stdio(const struct launch_fds *fds)
+{
+    if (dup2(fds->stdin_fd, 0) < 0 || dup2(fds->out, 1) < 0 || dup2(fds->err, 2) < 0)
+        give_up("stdio", errno);
+    if (syscall(SYS_close_range, 3, ~0U, 4 /* CLOSE_RANGE_CLOEXEC */) < 0)
+        give_up("close_range", errno);
+}
+
+static void become(const struct user *u)
+{
+    if (setgroups(u->n_groups, u->groups) < 0 || setresgid(u->gid, u->gid, u->gid) < 0 ||
+        setresuid(u->uid, u->uid, u->uid) < 0)
+        give_up("changing the user", errno);
+}
+
+static void confine(uint32_t open_files)
+{
+    struct rlimit files = {open_files, open_files};
+
+    if (setrlimit(RLIMIT_NOFILE, &files) < 0)
+        give_up("limit of open files", errno);
+    for (size_t i = 0; i < n_filters; i++)
+        if (syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, 0, &filters[i]) < 0)
+            give_up("seccomp", errno);
+}
+
+void launch_command(const struct launch_fds *fds, uint32_t open_files)
+{
+    sigset_t none;
+    struct user u;
+
+    report_fd = fds->report;
+    sigemptyset(&none);
+    sigprocmask(SIG_SETMASK, &none, NULL);
+    setsid();
+    prefer_for_oom_kill();
+    struct command c = read_command(fds->strings);
+    if (user_find(c.user, &u) != 0)
+        give_up("no such user", EINVAL);
+    take_stdio(fds);
+    add_env(c.env, "PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin");
+    add_env(c.env, "HOME", u.home);
+    add_env(c.env, "USER", u.name[0] ? u.name : "user");
+    become(&u);
+    umask(022);
+    if (chdir(c.cwd[0] ? c.cwd : "/") < 0)
+        give_up("changing to the working directory", errno);
+    confine(open_files);
+    environ = c.env;
+    execvp(c.argv[0], c.argv);
+    give_up(c.argv[0], errno);
+}

@@ -1,0 +1,359 @@
+/* The life of a box: start, adopt, kill, destroy. */
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <sys/syscall.h>
+#include <sys/uio.h>
+
+#include "agentenv/sandbox/box_private.h"
+#include "agentenv/sandbox/overlay.h"
+#include "agentenv/sandbox/spawner.h"
+#include "proto/clock.h"
+#include "proto/file.h"
+#include "proto/log.h"
+
+LH_LOG_COMPONENT("sandbox");
+
+/* ---- the object ---------------------------------------------------------------------------- */
+
+static void free_box(struct box *b)
+{
+    if (!b)
+        return;
+    for (size_t i = 0; i < b->n_layers; i++)
+        free((char *)b->layers[i].path);
+    free(b->layers);
+    free(b->dir);
+    const int fds[] = {b->pidfd, b->cgroup, b->control};
+    for (size_t i = 0; i < LH_ARRAY_SIZE(fds); i++)
+        if (fds[i] >= 0)
+            close(fds[i]);
+    pthread_mutex_destroy(&b->state);
+    pthread_mutex_destroy(&b->leftover_lock);
+    free(b);
+}
+
+void box_close(struct box *b)
+{
+    free_box(b);
+}
+
+static int copy_layers(struct box *b, const struct box_spec *spec)
+{
+    b->layers = calloc(spec->n_layers, sizeof *b->layers);
+    if (!b->layers)
+        return -1;
+    for (; b->n_layers < spec->n_layers; b->n_layers++) {
+        struct box_layer *l = &b->layers[b->n_layers];
+        l->host_owned = spec->layers[b->n_layers].host_owned;
+        l->path = strdup(spec->layers[b->n_layers].path);
+        if (!l->path)
+            return -1;
+    }
+    return 0;
+}
+
+enum { MAX_LAYERS = 400, MIN_MEMORY = 4 << 20 };
+
+static int check_spec(const struct box_spec *s, struct lh_error *err)
+{
+    const struct box_limits *l = &s->limits;
+
+    if (!box_name_valid(s->id))
+        return lh_fail(err, LH_INVALID_ARGUMENT, "sandbox id \"%s\": 1 to 64 of A-Za-z0-9._-",
+                       s->id);
+    if (s->n_layers < 1 || s->n_layers > MAX_LAYERS)
+        return lh_fail(err, LH_INVALID_ARGUMENT, "%zu layers: 1 to %d are possible", s->n_layers,
+                       MAX_LAYERS);
+    if (l->memory_bytes < MIN_MEMORY || !l->cpu_millis || !l->pids || !l->open_files ||
+        !l->disk_bytes || !l->output_bytes)
+        return lh_fail(err, LH_INVALID_ARGUMENT, "limits: all must be set, memory at least 4 MiB");
+    if (s->hostname && strlen(s->hostname) > 64)
+        return lh_fail(err, LH_INVALID_ARGUMENT, "host name of more than 64 characters");
+    return 0;
+}
+
+static struct box *new_box(struct box_host *h, const struct box_spec *spec, struct lh_error *err)
+{
+    if (check_spec(spec, err) < 0)
+        return NULL;
+    struct box *b = calloc(1, sizeof *b);
+    if (!b)
+        return lh_fail_errno(err, ENOMEM, "sandbox %s", spec->id), NULL;
+    b->host = h;
+    b->pidfd = b->cgroup = b->control = -1;
+    b->limits = spec->limits;
+    pthread_mutex_init(&b->state, NULL);
+    pthread_mutex_init(&b->leftover_lock, NULL);
+    memcpy(b->id, spec->id, strlen(spec->id));
+    snprintf(b->hostname, sizeof b->hostname, "%s",
+             spec->hostname && *spec->hostname ? spec->hostname : "sandbox");
+    b->dir = strdup(spec->dir);
+    if (!b->dir || copy_layers(b, spec) < 0) {
+        free_box(b);
+        return lh_fail_errno(err, ENOMEM, "sandbox %s", spec->id), NULL;
+    }
+    return b;
+}
+
+/* ---- start --------------------------------------------------------------------------------- */
+
+void box_upper_names(unsigned n, char upper[32], char work[32])
+{
+    snprintf(upper, 32, "upper.%u", n);
+    snprintf(work, 32, "work.%u", n);
+}
+
+int box_make_upper(int dir_fd, unsigned n, struct lh_error *err)
+{
+    char names[2][32];
+
+    box_upper_names(n, names[0], names[1]);
+    for (int i = 0; i < 2; i++)
+        if (mkdirat(dir_fd, names[i], 0755) < 0 ||
+            fchownat(dir_fd, names[i], BOX_UID_BASE, BOX_UID_BASE, 0) < 0)
+            return lh_fail_errno(err, errno, "directory %s", names[i]);
+    return 0;
+}
+
+int box_receive_report(int fd, int64_t deadline_ms, struct wire_report *r, int *pass_fd,
+                       struct lh_error *err)
+{
+    char space[CMSG_SPACE(sizeof(int))] __attribute__((aligned(8)));
+    struct iovec v = {r, sizeof *r};
+    struct msghdr m = {
+        .msg_iov = &v, .msg_iovlen = 1, .msg_control = space, .msg_controllen = sizeof space};
+    struct pollfd p = {fd, POLLIN, 0};
+
+    *pass_fd = -1;
+    if (poll(&p, 1, lh_ms_left(deadline_ms)) <= 0)
+        return lh_fail(err, LH_DEADLINE_EXCEEDED, "no report in time");
+    if (recvmsg(fd, &m, MSG_CMSG_CLOEXEC | MSG_DONTWAIT) != sizeof *r)
+        return lh_fail(err, LH_UNAVAILABLE, "it ended without a report");
+    const struct cmsghdr *c = CMSG_FIRSTHDR(&m);
+    if (c && c->cmsg_len == CMSG_LEN(sizeof(int)))
+        memcpy(pass_fd, CMSG_DATA(c), sizeof(int));
+    r->step[sizeof r->step - 1] = 0;
+    if (r->kind == WIRE_FAILED)
+        return lh_fail_errno(err, r->value, "%s", r->step);
+    return 0;
+}
+
+static int read_start_ticks(pid_t pid, uint64_t *ticks)
+{
+    char path[64], text[1024];
+
+    snprintf(path, sizeof path, "/proc/%d/stat", pid);
+    lh_autoclose int fd = open(path, O_RDONLY | O_CLOEXEC);
+    ssize_t n = fd < 0 ? -1 : read(fd, text, sizeof text - 1);
+    text[n > 0 ? n : 0] = 0;
+    const char *p = strrchr(text, ')'); /* the name may hold anything else */
+    for (int field = 2; p && field < 22; field++)
+        p = strchr(p + 1, ' ');
+    return p && sscanf(p, "%llu", (unsigned long long *)ticks) == 1 ? 0 : -1;
+}
+
+/* First the spawner's report with the pidfd, then init's. */
+static int await_ready(struct box *b, struct lh_error *err)
+{
+    int64_t deadline = lh_now_ms() + BOX_START_MS;
+    struct wire_report r;
+    int none;
+
+    if (box_receive_report(b->control, deadline, &r, &b->pidfd, err) < 0)
+        return err->code;
+    b->identity.init_pid = r.value;
+    if (read_start_ticks(r.value, &b->identity.start_ticks) < 0)
+        return lh_fail(err, LH_UNAVAILABLE, "init %d ended at once", r.value);
+    return box_receive_report(b->control, deadline, &r, &none, err);
+}
+
+static int spawn(struct box *b, const struct box_spec *spec, int root, struct lh_error *err)
+{
+    struct spawner_request req = {
+        .op = SPAWNER_START, .network = spec->network, .file_bytes = spec->limits.disk_bytes};
+    int p[2];
+
+    if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, p) < 0)
+        return lh_fail_errno(err, errno, "control socket");
+    b->control = p[0];
+    memcpy(req.id, b->id, sizeof req.id);
+    memcpy(req.hostname, b->hostname, sizeof req.hostname);
+    int r = spawner_send(b->host->spawner, &req, (int[]){p[1], root}, 2, err);
+    close(p[1]);
+    return r < 0 ? r : await_ready(b, err);
+}
+
+static int start(struct box *b, const struct box_spec *spec, struct lh_error *err)
+{
+    lh_autoclose int dir = open(b->dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    char upper[32], work[32];
+    int r;
+
+    if (dir < 0)
+        return lh_fail_errno(err, errno, "directory %s", b->dir);
+    if ((r = box_make_upper(dir, 0, err)) < 0)
+        return r;
+    box_upper_names(0, upper, work);
+    lh_autoclose int root =
+        overlay_create(b->layers, b->n_layers, b->host->userns, dir, upper, work, err);
+    if (root < 0)
+        return root;
+    b->cgroup = cgroup_create(&b->host->cgroups, b->id, &b->limits, err);
+    if (b->cgroup < 0)
+        return b->cgroup;
+    return spawn(b, spec, root, err);
+}
+
+/* Leaves the directory itself to the caller, who made it. */
+static void undo_start(struct box *b)
+{
+    struct lh_error err = {0};
+
+    if (box_destroy_named(b->host, b->id, b->dir, &err) < 0 || mkdir(b->dir, 0755) < 0)
+        lh_warn("a failed start left something", "sandbox=%s error=%s", b->id, err.message);
+}
+
+struct box *box_start(struct box_host *h, const struct box_spec *spec, struct lh_error *err)
+{
+    struct lh_error local = {0};
+    struct lh_error *e = err ? err : &local;
+    struct box *b = new_box(h, spec, e);
+
+    if (b && start(b, spec, e) < 0) {
+        lh_wrap(e, "starting sandbox %s", spec->id);
+        undo_start(b);
+        free_box(b);
+        return NULL;
+    }
+    return b;
+}
+
+struct box_identity box_identity(const struct box *b)
+{
+    return b->identity;
+}
+
+int box_pidfd(const struct box *b)
+{
+    return b->pidfd;
+}
+
+/* ---- adopt --------------------------------------------------------------------------------- */
+
+static bool status_has(pid_t pid, const char *key, const char *last_word)
+{
+    char path[64], line[256];
+
+    snprintf(path, sizeof path, "/proc/%d/status", pid);
+    lh_autofclose FILE *f = fopen(path, "re");
+    while (f && fgets(line, sizeof line, f))
+        if (strncmp(line, key, strlen(key)) == 0) {
+            line[strcspn(line, "\n")] = 0;
+            const char *w = strrchr(line, '\t');
+            return w && strcmp(w + 1, last_word) == 0;
+        }
+    return false;
+}
+
+static bool in_cgroup(pid_t pid, const char *parent, const char *id)
+{
+    char path[64], line[512], want[160];
+
+    snprintf(path, sizeof path, "/proc/%d/cgroup", pid);
+    snprintf(want, sizeof want, "0::/%s/%s\n", parent, id);
+    lh_autofclose FILE *f = fopen(path, "re");
+    while (f && fgets(line, sizeof line, f))
+        if (strcmp(line, want) == 0)
+            return true;
+    return false;
+}
+
+/* The pidfd is opened first: what is checked after it is checked of that process, unless it has
+ * died, which the last check excludes. */
+static int verify_init(struct box *b, const struct box_identity *who, struct lh_error *err)
+{
+    uint64_t ticks;
+
+    b->identity = *who;
+    b->pidfd = (int)syscall(SYS_pidfd_open, who->init_pid, 0);
+    if (b->pidfd < 0 || read_start_ticks(who->init_pid, &ticks) < 0 || ticks != who->start_ticks ||
+        !status_has(who->init_pid, "NSpid:", "1") ||
+        !in_cgroup(who->init_pid, b->host->cgroups.parent, b->id) ||
+        syscall(SYS_pidfd_send_signal, b->pidfd, 0, NULL, 0) < 0)
+        return lh_fail(err, LH_NOT_FOUND, "no init of sandbox %s with pid %d runs", b->id,
+                       who->init_pid);
+    return 0;
+}
+
+/* The one upper directory; two, or a read-only root, are the traces of an unfinished seal. */
+static int find_upper(struct box *b, struct lh_error *err)
+{
+    lh_autoclosedir DIR *d = opendir(b->dir);
+    int found = 0;
+
+    for (const struct dirent *e; d && (e = readdir(d));)
+        found += sscanf(e->d_name, "upper.%u", &b->upper) == 1;
+    lh_autoclose int root = box_root_fd(b, err);
+    struct statvfs fs;
+    if (root < 0)
+        return root;
+    if (found != 1 || fstatvfs(root, &fs) < 0 || (fs.f_flag & ST_RDONLY))
+        return lh_fail(err, LH_FAILED_PRECONDITION, "sandbox %s was left in the middle of a seal",
+                       b->id);
+    return 0;
+}
+
+static int take_control(struct box *b, struct lh_error *err)
+{
+    struct wire_request hello = {.op = WIRE_HELLO};
+
+    b->control = (int)syscall(SYS_pidfd_getfd, b->pidfd, WIRE_PARKED_FD, 0);
+    if (b->control < 0)
+        return lh_fail_errno(err, errno, "the control socket of init %d", b->identity.init_pid);
+    if (send(b->control, &hello, sizeof hello, MSG_NOSIGNAL) != sizeof hello)
+        return lh_fail_errno(err, errno, "greeting init %d", b->identity.init_pid);
+    return 0;
+}
+
+struct box *box_adopt(struct box_host *h, const struct box_spec *spec,
+                      const struct box_identity *identity, struct lh_error *err)
+{
+    struct box *b = new_box(h, spec, err);
+
+    if (!b)
+        return NULL;
+    b->cgroup = cgroup_open(&h->cgroups, b->id);
+    int r = b->cgroup < 0 ? lh_fail(err, LH_NOT_FOUND, "sandbox %s has no cgroup", b->id)
+                          : verify_init(b, identity, err);
+    if (r < 0 || find_upper(b, err) < 0 || take_control(b, err) < 0) {
+        free_box(b);
+        return NULL;
+    }
+    return b;
+}
+
+/* ---- end ----------------------------------------------------------------------------------- */
+
+int box_kill(struct box *b, struct lh_error *err)
+{
+    LH_LOCKED(&b->state);
+    int r = cgroup_kill(b->cgroup, lh_now_ms() + BOX_KILL_MS, err);
+
+    return r < 0 ? lh_wrap(err, "killing sandbox %s", b->id) : 0;
+}
+
+int box_destroy(struct box *b, struct lh_error *err)
+{
+    int r = box_destroy_named(b->host, b->id, b->dir, err);
+
+    free_box(b);
+    return r;
+}

@@ -1,0 +1,65 @@
+/* The cgroups of one daemon's sandboxes, on hosts of every layout.
+ *
+ * Membership, freezing and killing always use the v2 core: it is there on hybrid hosts too, and
+ * where nobody mounted it a private mount will do.  Limits use v2 controllers, or the v1 ones where
+ * the host has bound them to v1.  So a sandbox has one v2 cgroup, with one below it for each exec
+ * (that is how an exec's whole tree is killed, double forks and new sessions included), and on v1
+ * hosts three more of the same name that only count and limit. */
+#ifndef AGENTENV_SANDBOX_CGROUP_H
+#define AGENTENV_SANDBOX_CGROUP_H
+
+#include <stdbool.h>
+#include <sys/types.h>
+
+#include "agentenv/sandbox/box.h"
+
+enum { CGROUP_MEMORY, CGROUP_PIDS, CGROUP_CPU, CGROUP_CONTROLLERS };
+
+struct cgroup_root {
+    char parent[72];
+    int base; /* of the v2 hierarchy */
+    int v2;   /* the parent in it */
+    bool v2_limits;
+    int v1_base[CGROUP_CONTROLLERS]; /* -1 with v2_limits */
+    int v1[CGROUP_CONTROLLERS];
+};
+
+int cgroup_root_open(struct cgroup_root *r, const char *parent, struct lh_error *err);
+/* Removes the parent if it is empty. */
+void cgroup_root_close(struct cgroup_root *r);
+
+/* Creates the sandbox's cgroups with their limits; returns the v2 directory. */
+int cgroup_create(const struct cgroup_root *r, const char *id, const struct box_limits *limits,
+                  struct lh_error *err);
+int cgroup_open(const struct cgroup_root *r, const char *id); /* -1 with errno */
+
+/* Puts a process into the v1 cgroups; nothing to do with v2_limits.  0 or -errno. */
+int cgroup_attach(const struct cgroup_root *r, const char *id, pid_t pid);
+
+/* Below the sandbox's: one for an exec, which init may fork into.  Fills dir and kill. */
+int cgroup_exec_create(int box_fd, const char *exec_id, int *dir, int *kill, struct lh_error *err);
+/* The same file of one that exists; -1 without. */
+int cgroup_exec_kill_fd(int box_fd, const char *exec_id);
+/* False while something runs in it. */
+bool cgroup_exec_remove(int box_fd, const char *exec_id);
+
+int cgroup_set_frozen(int fd, bool frozen, int64_t deadline_ms, struct lh_error *err);
+bool cgroup_is_frozen(int fd);
+/* Kills everything below fd, also what is frozen; returns when it is empty. */
+int cgroup_kill(int fd, int64_t deadline_ms, struct lh_error *err);
+/* Removes the sandbox's cgroups; absent is fine.  The processes must be dead. */
+int cgroup_remove(const struct cgroup_root *r, const char *id, int64_t deadline_ms,
+                  struct lh_error *err);
+
+struct cgroup_counts {
+    uint64_t memory_bytes, oom_kills;
+    uint32_t processes;
+};
+
+int cgroup_count(const struct cgroup_root *r, const char *id, struct cgroup_counts *out,
+                 struct lh_error *err);
+
+/* Calls each() with the id of every sandbox cgroup under the parent, of any hierarchy. */
+int cgroup_each(const struct cgroup_root *r, int (*each)(void *ctx, const char *id), void *ctx);
+
+#endif

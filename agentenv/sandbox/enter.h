@@ -1,0 +1,31 @@
+/* From a fresh process in fresh namespaces to agentenv-init: the part of a start that runs inside.
+ */
+#ifndef AGENTENV_SANDBOX_ENTER_H
+#define AGENTENV_SANDBOX_ENTER_H
+
+#include <stdint.h>
+
+#include "agentenv/sandbox/box.h"
+
+struct enter {
+    int root;    /* detached overlay */
+    int control; /* init's end of the first control socket; failures are reported there */
+    int init;    /* sealed memfd of agentenv-init */
+    int filters; /* sealed memfd of the seccomp programs */
+    uint64_t file_bytes;
+    enum box_network network;
+    char hostname[65];
+};
+
+/* The id maps are written and the cgroups entered when this is called. */
+_Noreturn void enter_sandbox(const struct enter *e);
+
+/* For a live seal, in a child of the spawner: enters the namespaces and puts the overlay `root`
+ * under the processes there; /proc and /dev are carried over.  0 or an errno. */
+int enter_switch_root(int user_ns, int mount_ns, int root);
+
+/* A device that the host's root does not own may be changed by every sandbox: see enter.c. NULL =
+ * all is well, else the name of one that is wrong. */
+const char *enter_bad_device(void);
+
+#endif

@@ -1,0 +1,346 @@
+/* Commands in a box.  The calling thread waits on the exec's own channel; see init/wire.h. */
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+#include <sys/wait.h>
+
+#include "agentenv/sandbox/box_private.h"
+#include "proto/clock.h"
+#include "proto/file.h"
+
+enum { TICK_MS = 100, KILL_GRACE_MS = 5000, DISK_CHECK_MS = 500, DISK_CHECK_SHARE = 20 };
+
+/* ---- the request --------------------------------------------------------------------------- */
+
+static int sealed_memfd(const char *name, struct lh_error *err)
+{
+    int fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
+
+    return fd < 0 ? lh_fail_errno(err, errno, "memfd for %s", name) : fd;
+}
+
+static int seal_memfd(int fd, struct lh_error *err)
+{
+    if (lseek(fd, 0, SEEK_SET) < 0 ||
+        fcntl(fd, F_ADD_SEALS, F_SEAL_WRITE | F_SEAL_GROW | F_SEAL_SHRINK | F_SEAL_SEAL) < 0)
+        return lh_fail_errno(err, errno, "sealing a request");
+    return 0;
+}
+
+static size_t count(const char *const *list)
+{
+    size_t n = 0;
+
+    while (list && list[n])
+        n++;
+    return n;
+}
+
+static int write_strings(int fd, const char *const *list, size_t n, struct lh_error *err)
+{
+    int r = 0;
+
+    for (size_t i = 0; i < n && r == 0; i++)
+        r = lh_write_all(fd, list[i], strlen(list[i]) + 1, err);
+    return r;
+}
+
+static int strings_fd(const struct box_exec_spec *s, struct lh_error *err)
+{
+    const char *where[] = {s->cwd ? s->cwd : "", s->user ? s->user : ""};
+    struct wire_strings h = {.argc = (uint32_t)count(s->argv), .envc = (uint32_t)count(s->env)};
+    lh_autoclose int fd = sealed_memfd("exec", err);
+    int r = fd;
+
+    if (fd < 0 || (r = lh_write_all(fd, &h, sizeof h, err)) < 0 ||
+        (r = write_strings(fd, where, 2, err)) < 0 ||
+        (r = write_strings(fd, s->argv, h.argc, err)) < 0 ||
+        (r = write_strings(fd, s->env, h.envc, err)) < 0 || (r = seal_memfd(fd, err)) < 0)
+        return r;
+    return lh_steal_fd(&fd);
+}
+
+static int stdin_fd(const struct box_exec_spec *s, struct lh_error *err)
+{
+    lh_autoclose int fd =
+        s->stdin_len ? sealed_memfd("stdin", err) : open("/dev/null", O_RDONLY | O_CLOEXEC);
+    int r;
+
+    if (fd < 0)
+        return s->stdin_len ? fd : lh_fail_errno(err, errno, "/dev/null");
+    if (s->stdin_len && ((r = lh_write_all(fd, s->stdin_data, s->stdin_len, err)) < 0 ||
+                         (r = seal_memfd(fd, err)) < 0))
+        return r;
+    return lh_steal_fd(&fd);
+}
+
+static int send_request(const struct box *b, const struct wire_request *req, const int *fds,
+                        size_t n_fds, struct lh_error *err)
+{
+    char space[CMSG_SPACE(sizeof(int) * WIRE_EXEC_FDS)] __attribute__((aligned(8))) = {0};
+    struct iovec v = {(void *)req, sizeof *req};
+    struct msghdr m = {.msg_iov = &v,
+                       .msg_iovlen = 1,
+                       .msg_control = space,
+                       .msg_controllen = CMSG_SPACE(n_fds * sizeof(int))};
+    struct pollfd p = {b->control, POLLOUT, 0};
+    struct cmsghdr *c = CMSG_FIRSTHDR(&m);
+
+    *c = (struct cmsghdr){CMSG_LEN(n_fds * sizeof(int)), SOL_SOCKET, SCM_RIGHTS};
+    memcpy(CMSG_DATA(c), fds, n_fds * sizeof(int));
+    while (sendmsg(b->control, &m, MSG_NOSIGNAL | MSG_DONTWAIT) < 0) {
+        if (errno != EAGAIN)
+            return lh_fail(err, LH_UNAVAILABLE, "sandbox %s has died", b->id);
+        if (poll(&p, 1, KILL_GRACE_MS) <= 0)
+            return lh_fail(err, LH_DEADLINE_EXCEEDED, "init of sandbox %s does not answer", b->id);
+    }
+    return 0;
+}
+
+/* ---- one exec in progress ------------------------------------------------------------------ */
+
+struct running {
+    struct box *box;
+    const struct box_exec_spec *spec;
+    struct box_exec_result *result;
+    int channel;
+    int kill; /* cgroup.kill of the exec, -1 when attached without one */
+    int64_t
+        hard_deadline_ms; /* init enforces the timeout; this is when the host stops trusting it */
+    int64_t next_disk_ms;
+    bool killed, told; /* told: init has said its last word */
+    uint64_t oom_kills;
+    char data[sizeof(struct wire_event) + WIRE_CHUNK];
+};
+
+static void kill_tree(struct running *x)
+{
+    if (!x->killed && x->kill >= 0 && write(x->kill, "1", 1) == 1) {
+        x->killed = true;
+        x->hard_deadline_ms = lh_now_ms() + KILL_GRACE_MS;
+    }
+}
+
+static bool disk_exceeded(struct running *x)
+{
+    int64_t start = lh_now_ms();
+
+    if (start < x->next_disk_ms)
+        return false;
+    lh_autoclose int upper = box_upper_fd(x->box, NULL);
+    bool over = upper >= 0 && box_tree_bytes(upper) > x->box->limits.disk_bytes;
+    int64_t took = lh_now_ms() - start; /* a large tree is walked less often */
+    x->next_disk_ms = lh_now_ms() + DISK_CHECK_MS + took * DISK_CHECK_SHARE;
+    return over;
+}
+
+/* What may end an exec besides itself.  Negative = give up waiting. */
+static int check(struct running *x, struct lh_error *err)
+{
+    struct pollfd dead = {x->box->pidfd, POLLIN, 0};
+
+    if (poll(&dead, 1, 0) > 0)
+        return lh_fail(err, LH_UNAVAILABLE, "sandbox %s has died", x->box->id);
+    if (!x->killed && x->spec->cancelled && x->spec->cancelled(x->spec->ctx)) {
+        x->result->cancelled = true;
+        kill_tree(x);
+    }
+    if (!x->killed && disk_exceeded(x)) {
+        x->result->disk_exceeded = true;
+        kill_tree(x);
+    }
+    if (lh_now_ms() < x->hard_deadline_ms || cgroup_is_frozen(x->box->cgroup))
+        return 0;
+    if (x->killed)
+        return lh_fail(err, LH_DEADLINE_EXCEEDED, "sandbox %s does not report the end of exec %s",
+                       x->box->id, x->spec->exec_id);
+    x->result->timed_out = true;
+    kill_tree(x);
+    return 0;
+}
+
+static void finish(struct running *x, const struct wire_event *ev)
+{
+    struct box_exec_result *r = x->result;
+    struct cgroup_counts now = {0};
+
+    r->signal = WIFSIGNALED(ev->value) ? WTERMSIG(ev->value) : 0;
+    r->status = r->signal ? 128 + r->signal : WEXITSTATUS(ev->value);
+    r->timed_out |= ev->timed_out;
+    r->wall_ms = ev->wall_ms;
+    cgroup_count(&x->box->host->cgroups, x->box->id, &now, NULL);
+    r->oom_killed = r->status != 0 && !x->killed && !r->timed_out && now.oom_kills > x->oom_kills;
+}
+
+static int fail_start(const struct wire_event *ev, const char *step, struct lh_error *err)
+{
+    switch (ev->value) {
+    case ENOENT:
+        return lh_fail(err, LH_NOT_FOUND, "%s: not found in the sandbox", step);
+    case EACCES:
+    case EPERM:
+        return lh_fail(err, LH_PERMISSION_DENIED, "%s: permission denied", step);
+    default:
+        return lh_fail_errno(err, ev->value, "%s", step);
+    }
+}
+
+/* One event.  1 = it was the last. */
+static int take_event(struct running *x, struct lh_error *err)
+{
+    ssize_t n = recv(x->channel, x->data, sizeof x->data - 1, MSG_DONTWAIT);
+    struct wire_event ev;
+
+    if (n < 0 && errno == EAGAIN)
+        return 0;
+    if (n < (ssize_t)sizeof ev)
+        return lh_fail(err, LH_UNAVAILABLE, "sandbox %s has died", x->box->id);
+    memcpy(&ev, x->data, sizeof ev);
+    char *data = x->data + sizeof ev;
+    size_t len = (size_t)n - sizeof ev;
+    x->result->output_bytes = ev.output_bytes;
+    x->result->truncated = ev.truncated;
+    x->told = ev.kind == WIRE_EXIT || ev.kind == WIRE_NO_START;
+    if (ev.kind == WIRE_NO_START) {
+        data[len] = 0;
+        return fail_start(&ev, data, err);
+    }
+    if (ev.kind == WIRE_EXIT) {
+        finish(x, &ev);
+        return 1;
+    }
+    enum box_stream stream = ev.kind == WIRE_OUT ? BOX_OUT : BOX_ERR;
+    if (x->spec->output && !x->result->cancelled &&
+        x->spec->output(x->spec->ctx, stream, data, len) != 0) {
+        x->result->cancelled = true;
+        kill_tree(x);
+    }
+    return 0;
+}
+
+static int follow(struct running *x, struct lh_error *err)
+{
+    struct pollfd p = {x->channel, POLLIN, 0};
+    int64_t next_check = lh_now_ms() + TICK_MS;
+    int r = 0;
+
+    while (r == 0) {
+        if (poll(&p, 1, lh_ms_left(next_check)) > 0)
+            r = take_event(x, err);
+        if (r == 0 && lh_now_ms() >= next_check) {
+            r = check(x, err);
+            next_check = lh_now_ms() + TICK_MS;
+        }
+    }
+    if (x->told) /* init may forget */
+        send(x->channel, "k", 1, MSG_NOSIGNAL | MSG_DONTWAIT);
+    return r < 0 ? r : 0;
+}
+
+/* ---- the calls ----------------------------------------------------------------------------- */
+
+/* The cgroup of an ended exec lives as long as what it left in the background. Each end of an exec
+ * is an occasion to look again; the rest goes with the box. */
+static void tidy(struct box *b, const char *exec_id)
+{
+    LH_LOCKED(&b->leftover_lock);
+    size_t kept = 0;
+
+    for (size_t i = 0; i < b->n_leftover; i++)
+        if (!cgroup_exec_remove(b->cgroup, b->leftover[i]))
+            memmove(b->leftover[kept++], b->leftover[i], WIRE_ID_SIZE);
+    b->n_leftover = kept;
+    if (!cgroup_exec_remove(b->cgroup, exec_id) && kept < BOX_MAX_LEFTOVER)
+        snprintf(b->leftover[b->n_leftover++], WIRE_ID_SIZE, "%s", exec_id);
+}
+
+static int begin(struct running *x, int channel, struct lh_error *err)
+{
+    const struct box_exec_spec *s = x->spec;
+    struct box *b = x->box;
+    lh_autoclose int strings = strings_fd(s, err);
+    lh_autoclose int input = strings < 0 ? -1 : stdin_fd(s, err);
+    lh_autoclose int dir = -1;
+    struct wire_request req = {.op = WIRE_EXEC,
+                               .timeout_ms = s->timeout_ms,
+                               .output_bytes =
+                                   s->output_bytes ? s->output_bytes : b->limits.output_bytes,
+                               .open_files = b->limits.open_files};
+
+    if (strings < 0 || input < 0 ||
+        cgroup_exec_create(b->cgroup, s->exec_id, &dir, &x->kill, err) < 0)
+        return err ? err->code : LH_INTERNAL;
+    memcpy(req.exec_id, s->exec_id, strlen(s->exec_id));
+    const int fds[WIRE_EXEC_FDS] = {channel, strings, input, dir, x->kill};
+    return send_request(b, &req, fds, WIRE_EXEC_FDS, err);
+}
+
+static int attach(struct running *x, int channel, struct lh_error *err)
+{
+    struct wire_request req = {.op = WIRE_ATTACH};
+
+    memcpy(req.exec_id, x->spec->exec_id, strlen(x->spec->exec_id));
+    x->kill = cgroup_exec_kill_fd(x->box->cgroup, x->spec->exec_id);
+    return send_request(x->box, &req, &channel, 1, err);
+}
+
+static int run(struct box *b, const struct box_exec_spec *spec, struct box_exec_result *result,
+               int (*first)(struct running *x, int channel, struct lh_error *err),
+               int64_t hard_deadline_ms, struct lh_error *err)
+{
+    lh_autofree struct running *x = calloc(1, sizeof *x);
+    struct cgroup_counts before = {0};
+    int p[2];
+
+    *result = (struct box_exec_result){0};
+    if (!box_name_valid(spec->exec_id))
+        return lh_fail(err, LH_INVALID_ARGUMENT, "exec id \"%s\"", spec->exec_id);
+    if (!x || socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, p) < 0)
+        return lh_fail_errno(err, x ? errno : ENOMEM, "exec in sandbox %s", b->id);
+    cgroup_count(&b->host->cgroups, b->id, &before, NULL);
+    x->box = b;
+    x->spec = spec;
+    x->result = result;
+    x->channel = p[0];
+    x->kill = -1;
+    x->hard_deadline_ms = hard_deadline_ms;
+    x->next_disk_ms = lh_now_ms() + DISK_CHECK_MS;
+    x->oom_kills = before.oom_kills;
+    int r = first(x, p[1], err);
+    close(p[1]);
+    if (r == 0)
+        r = follow(x, err);
+    close(x->channel);
+    if (x->kill >= 0)
+        close(x->kill);
+    tidy(b, spec->exec_id);
+    return r;
+}
+
+int box_exec(struct box *b, const struct box_exec_spec *spec, struct box_exec_result *result,
+             struct lh_error *err)
+{
+    struct lh_error local = {0};
+
+    err = err ? err : &local;
+    if (!spec->argv || !spec->argv[0] || spec->timeout_ms == 0)
+        return lh_fail(err, LH_INVALID_ARGUMENT, "exec: a command and a timeout are needed");
+    int r = run(b, spec, result, begin, lh_now_ms() + spec->timeout_ms + KILL_GRACE_MS, err);
+    return r < 0 ? lh_wrap(err, "exec %s", spec->argv[0]) : 0;
+}
+
+int box_exec_attach(struct box *b, const struct box_exec_spec *spec, struct box_exec_result *result,
+                    struct lh_error *err)
+{
+    struct lh_error local = {0};
+
+    err = err ? err : &local;
+    int r = run(b, spec, result, attach, INT64_MAX, err);
+    return r < 0 ? lh_wrap(err, "exec %s", spec->exec_id) : 0;
+}

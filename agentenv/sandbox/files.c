@@ -1,0 +1,112 @@
+/* A box's files and counters, seen from the host. */
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/openat2.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+
+#include "agentenv/sandbox/box_private.h"
+#include "proto/clock.h"
+
+/* The pid could be reused between the look-up and the open: a signal 0 through the pidfd afterwards
+ * proves that it was still init's. */
+int box_root_fd(struct box *b, struct lh_error *err)
+{
+    char path[64];
+
+    snprintf(path, sizeof path, "/proc/%d/root", b->identity.init_pid);
+    lh_autoclose int fd = open(path, O_PATH | O_DIRECTORY | O_CLOEXEC);
+    if (fd < 0 || syscall(SYS_pidfd_send_signal, b->pidfd, 0, NULL, 0) < 0)
+        return lh_fail(err, LH_UNAVAILABLE, "sandbox %s has died", b->id);
+    return lh_steal_fd(&fd);
+}
+
+int box_open_in(int root_fd, const char *path, int flags, mode_t mode, struct lh_error *err)
+{
+    struct open_how how = {.flags = (unsigned)(flags | O_CLOEXEC),
+                           .mode = flags & O_CREAT ? mode : 0,
+                           .resolve = RESOLVE_IN_ROOT | RESOLVE_NO_MAGICLINKS | RESOLVE_NO_XDEV};
+
+    for (int tries = 0;; tries++) { /* EAGAIN: a rename raced with ".." */
+        int fd = (int)syscall(SYS_openat2, root_fd, path, &how, sizeof how);
+        if (fd >= 0)
+            return fd;
+        if (errno != EAGAIN || tries == 100)
+            return lh_fail_errno(err, errno, "%s in the sandbox", path);
+    }
+}
+
+/* Takes over dir_fd.  What disappears meanwhile is not counted; the depth is bounded by the
+ * descriptors of the process, beyond which bytes are missed but nothing fails. */
+static uint64_t sum_dir(int dir_fd)
+{
+    enum { BLOCK = 512 };
+    lh_autoclosedir DIR *d = fdopendir(dir_fd);
+    uint64_t sum = 0;
+    struct stat st;
+
+    if (!d)
+        close(dir_fd);
+    for (const struct dirent *e; d && (e = readdir(d));) {
+        if (!strcmp(e->d_name, ".") || !strcmp(e->d_name, "..") ||
+            fstatat(dir_fd, e->d_name, &st, AT_SYMLINK_NOFOLLOW) < 0)
+            continue;
+        sum += (uint64_t)st.st_blocks * BLOCK / (S_ISDIR(st.st_mode) ? 1 : st.st_nlink);
+        int sub = S_ISDIR(st.st_mode)
+                      ? openat(dir_fd, e->d_name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC)
+                      : -1;
+        if (sub >= 0)
+            sum += sum_dir(sub);
+    }
+    return sum;
+}
+
+uint64_t box_tree_bytes(int dir_fd)
+{
+    int fd = openat(dir_fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+
+    return fd < 0 ? 0 : sum_dir(fd);
+}
+
+int box_upper_fd(const struct box *b, struct lh_error *err)
+{
+    char upper[32], work[32], path[4200];
+
+    box_upper_names(b->upper, upper, work);
+    snprintf(path, sizeof path, "%s/%s", b->dir, upper);
+    int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    return fd < 0 ? lh_fail_errno(err, errno, "%s", path) : fd;
+}
+
+int box_usage(struct box *b, struct box_usage *out, struct lh_error *err)
+{
+    lh_autoclose int upper = box_upper_fd(b, err);
+    struct cgroup_counts c;
+
+    if (upper < 0 || cgroup_count(&b->host->cgroups, b->id, &c, err) < 0)
+        return lh_wrap(err, "usage of sandbox %s", b->id);
+    *out = (struct box_usage){c.memory_bytes, c.processes, c.oom_kills, box_tree_bytes(upper)};
+    return 0;
+}
+
+/* Idempotent both ways, and no matter whether the box still lives. */
+static int set_frozen(struct box *b, bool frozen, struct lh_error *err)
+{
+    LH_LOCKED(&b->state);
+    int r = cgroup_set_frozen(b->cgroup, frozen, lh_now_ms() + BOX_FREEZE_MS, err);
+
+    return r < 0 ? lh_wrap(err, "%s sandbox %s", frozen ? "freezing" : "thawing", b->id) : 0;
+}
+
+int box_freeze(struct box *b, struct lh_error *err)
+{
+    return set_frozen(b, true, err);
+}
+
+int box_thaw(struct box *b, struct lh_error *err)
+{
+    return set_frozen(b, false, err);
+}

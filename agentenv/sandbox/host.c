@@ -1,0 +1,192 @@
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <signal.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/sendfile.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+
+#include "agentenv/sandbox/box_private.h"
+#include "agentenv/sandbox/confine.h"
+#include "agentenv/sandbox/overlay.h"
+#include "agentenv/sandbox/spawner.h"
+#include "proto/clock.h"
+#include "proto/file.h"
+#include "proto/log.h"
+
+LH_LOG_COMPONENT("sandbox");
+
+#ifndef MFD_EXEC
+#define MFD_EXEC 0x10U
+#endif
+
+bool box_name_valid(const char *name)
+{
+    static const char ok[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-";
+    size_t n = strspn(name, ok);
+
+    return n > 0 && n <= 64 && name[n] == 0 && name[0] != '.';
+}
+
+/* Where the program is: beside us, installed, or in the build tree, whose layout puts every
+ * executable that uses it at most three directories from its root. */
+static int open_init(const char *path, struct lh_error *err)
+{
+    static const char *const places[] = {"agentenv-init",
+                                         "../libexec/longhaul/agentenv-init",
+                                         "../init/agentenv-init",
+                                         "../agentenv/init/agentenv-init",
+                                         "../../agentenv/init/agentenv-init",
+                                         "../../../agentenv/init/agentenv-init"};
+    char self[PATH_MAX];
+
+    if (path) {
+        int fd = open(path, O_RDONLY | O_CLOEXEC);
+        return fd < 0 ? lh_fail_errno(err, errno, "agentenv-init at %s", path) : fd;
+    }
+    ssize_t n = readlink("/proc/self/exe", self, sizeof self - 1);
+    self[n > 0 ? n : 0] = 0;
+    char *slash = strrchr(self, '/');
+    if (slash)
+        *slash = 0;
+    lh_autoclose int dir = open(self, O_PATH | O_DIRECTORY | O_CLOEXEC);
+    for (size_t i = 0; dir >= 0 && i < LH_ARRAY_SIZE(places); i++) {
+        int fd = openat(dir, places[i], O_RDONLY | O_CLOEXEC);
+        if (fd >= 0)
+            return fd;
+    }
+    return lh_fail(err, LH_FAILED_PRECONDITION,
+                   "agentenv-init is neither beside %s nor in ../libexec/longhaul: install it",
+                   self);
+}
+
+/* A copy that nothing can change: what every sandbox executes as its PID 1. */
+static int seal_init(const char *path, struct lh_error *err)
+{
+    lh_autoclose int file = open_init(path, err);
+    struct stat st;
+
+    if (file < 0)
+        return file;
+    lh_autoclose int fd = memfd_create("agentenv-init", MFD_CLOEXEC | MFD_ALLOW_SEALING | MFD_EXEC);
+    if (fd < 0 && errno == EINVAL) /* before 6.3 */
+        fd = memfd_create("agentenv-init", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    if (fd < 0 || fstat(file, &st) < 0)
+        return lh_fail_errno(err, errno, "a memfd for agentenv-init");
+    for (off_t left = st.st_size; left > 0;) {
+        ssize_t n = sendfile(fd, file, NULL, (size_t)left);
+        if (n <= 0)
+            return lh_fail_errno(err, n < 0 ? errno : EIO, "copying agentenv-init");
+        left -= n;
+    }
+    if (fcntl(fd, F_ADD_SEALS, F_SEAL_WRITE | F_SEAL_GROW | F_SEAL_SHRINK | F_SEAL_SEAL) < 0)
+        return lh_fail_errno(err, errno, "sealing agentenv-init");
+    return lh_steal_fd(&fd);
+}
+
+static int start_spawner(struct box_host *h, const char *init_path, struct lh_error *err)
+{
+    lh_autoclose int init = seal_init(init_path, err);
+    lh_autoclose int filters = init < 0 ? -1 : confine_compile(err);
+
+    if (init < 0 || filters < 0)
+        return err ? err->code : LH_INTERNAL;
+    h->spawner = spawner_start(&h->cgroups, init, filters, &h->spawner_pid, err);
+    return h->spawner < 0 ? h->spawner : 0;
+}
+
+struct box_host *box_host_create(const struct box_host_options *o, struct lh_error *err)
+{
+    const char *bad = enter_bad_device();
+
+    if (!box_name_valid(o->cgroup_parent))
+        return lh_fail(err, LH_INVALID_ARGUMENT, "cgroup parent \"%s\": 1 to 64 of A-Za-z0-9._-",
+                       o->cgroup_parent),
+               NULL;
+    if (bad)
+        return lh_fail(err, LH_FAILED_PRECONDITION,
+                       "/dev/%s is not root's character device: some program has changed it, and "
+                       "sandboxes would share it; chown root it, or make it again",
+                       bad),
+               NULL;
+    struct box_host *h = calloc(1, sizeof *h);
+    if (!h)
+        return lh_fail_errno(err, ENOMEM, "sandboxes"), NULL;
+    h->spawner = h->userns = -1;
+    if (cgroup_root_open(&h->cgroups, o->cgroup_parent, err) < 0)
+        goto fail_cgroups;
+    h->userns = overlay_userns(err);
+    if (h->userns < 0 || start_spawner(h, o->init_path, err) < 0)
+        goto fail_spawner;
+    return h;
+
+fail_spawner:
+    if (h->userns >= 0)
+        close(h->userns);
+    cgroup_root_close(&h->cgroups);
+fail_cgroups:
+    free(h);
+    lh_wrap(err, "preparing sandboxes");
+    return NULL;
+}
+
+void box_host_destroy(struct box_host *h)
+{
+    if (!h)
+        return;
+    close(h->spawner); /* it ends by that */
+    waitpid(h->spawner_pid, NULL, 0);
+    close(h->userns);
+    cgroup_root_close(&h->cgroups);
+    free(h);
+}
+
+int box_destroy_named(struct box_host *h, const char *id, const char *dir, struct lh_error *err)
+{
+    int64_t deadline = lh_now_ms() + BOX_KILL_MS;
+    int r = 0;
+
+    if (!box_name_valid(id))
+        return lh_fail(err, LH_INVALID_ARGUMENT, "sandbox id \"%s\"", id);
+    lh_autoclose int fd = cgroup_open(&h->cgroups, id);
+    if (fd >= 0)
+        r = cgroup_kill(fd, deadline, err);
+    if (r == 0)
+        r = cgroup_remove(&h->cgroups, id, deadline, err);
+    if (r == 0 && dir)
+        r = lh_remove_tree(dir, err);
+    return r < 0 ? lh_wrap(err, "removing sandbox %s", id) : 0;
+}
+
+struct sweep {
+    struct box_host *host;
+    const char *const *keep;
+    size_t n_keep;
+    int removed;
+    struct lh_error *err;
+};
+
+static int sweep_one(void *ctx, const char *id)
+{
+    struct sweep *s = ctx;
+
+    for (size_t i = 0; i < s->n_keep; i++)
+        if (strcmp(s->keep[i], id) == 0)
+            return 0;
+    int r = box_destroy_named(s->host, id, NULL, s->err);
+    if (r < 0)
+        return r;
+    lh_info("orphan removed", "sandbox=%s", id);
+    s->removed++;
+    return 0;
+}
+
+int box_host_sweep(struct box_host *h, const char *const keep[], size_t n, struct lh_error *err)
+{
+    struct sweep s = {h, keep, n, 0, err};
+    int r = cgroup_each(&h->cgroups, sweep_one, &s);
+
+    return r < 0 ? lh_wrap(err, "looking for orphans") : s.removed;
+}

@@ -1,0 +1,164 @@
+/* Sealing: the files written so far become an immutable layer.
+ *
+ * Live, when init is alone: stop the box, make its overlay read-only (which fails with EBUSY while
+ * any file is open for writing: an atomic test that costs nothing), move the upper directory to
+ * where layers live, push a new overlay with it as a lower layer and a fresh upper under init, and
+ * go on: about a millisecond.  A process with another working directory than the root would stay on
+ * the old overlay, read-only for ever; that is why init must be alone.
+ *
+ * A crash in the middle leaves a read-only root, or two upper directories: box_adopt() sees either.
+ *
+ * Otherwise the box is stopped while its upper is copied. */
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+
+#include "agentenv/sandbox/box_private.h"
+#include "agentenv/sandbox/overlay.h"
+#include "agentenv/sandbox/spawner.h"
+#include "proto/clock.h"
+#include "proto/file.h"
+#include "proto/log.h"
+
+LH_LOG_COMPONENT("sandbox");
+
+/* The box's layers with `path` on top. */
+int box_push_layer(struct box *b, const char *path, struct lh_error *err)
+{
+    lh_autofree char *copy = strdup(path);
+    struct box_layer *layers = copy ? realloc(b->layers, (b->n_layers + 1) * sizeof *layers) : NULL;
+
+    if (!layers)
+        return lh_fail_errno(err, ENOMEM, "layers of sandbox %s", b->id);
+    memmove(layers + 1, layers, b->n_layers * sizeof *layers);
+    layers[0] = (struct box_layer){lh_steal(&copy), false};
+    b->layers = layers;
+    b->n_layers++;
+    return 0;
+}
+
+static int open_namespace(const struct box *b, const char *name, struct lh_error *err)
+{
+    char path[64];
+
+    snprintf(path, sizeof path, "/proc/%d/ns/%s", b->identity.init_pid, name);
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    return fd < 0 ? lh_fail_errno(err, errno, "%s", path) : fd;
+}
+
+static int switch_root(const struct box *b, int root, struct lh_error *err)
+{
+    struct spawner_request req = {.op = SPAWNER_SWITCH};
+    lh_autoclose int user = open_namespace(b, "user", err);
+    lh_autoclose int mnt = user < 0 ? -1 : open_namespace(b, "mnt", err);
+    struct wire_report report;
+    int p[2], none;
+
+    if (user < 0 || mnt < 0)
+        return LH_UNAVAILABLE;
+    if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, p) < 0)
+        return lh_fail_errno(err, errno, "socket pair");
+    int r = spawner_send(b->host->spawner, &req, (int[]){p[1], root, user, mnt}, 4, err);
+    close(p[1]);
+    if (r == 0)
+        r = box_receive_report(p[0], lh_now_ms() + BOX_START_MS, &report, &none, err);
+    close(p[0]);
+    return r;
+}
+
+/* The overlay is read-only and the upper has moved: from here on a failure leaves the box unusable
+ * for writing, and the caller says so. */
+static int go_on_above(struct box *b, int dir, const char *sealed_path, struct lh_error *err)
+{
+    char upper[32], work[32], old_upper[32], old_work[32];
+    int r;
+
+    if ((r = box_push_layer(b, sealed_path, err)) < 0 ||
+        (r = box_make_upper(dir, b->upper + 1, err)) < 0)
+        return r;
+    box_upper_names(b->upper, old_upper, old_work);
+    box_upper_names(++b->upper, upper, work);
+    lh_autoclose int root =
+        overlay_create(b->layers, b->n_layers, b->host->userns, dir, upper, work, err);
+    if (root < 0 || (r = switch_root(b, root, err)) < 0)
+        return root < 0 ? root : r;
+    lh_autofree char *leftover = lh_format("%s/%s", b->dir, old_work);
+    if (!leftover || lh_remove_tree(leftover, err) < 0)
+        lh_warn("a work directory stays until the sandbox goes", "sandbox=%s", b->id);
+    return 0;
+}
+
+/* 1 = sealed, 0 = somebody is writing. */
+static int seal_live(struct box *b, const char *sealed_path, struct lh_error *err)
+{
+    lh_autoclose int root = box_root_fd(b, err);
+    lh_autoclose int dir = open(b->dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    char upper[32], work[32];
+
+    if (root < 0 || dir < 0)
+        return root < 0 ? root : lh_fail_errno(err, errno, "%s", b->dir);
+    int r = overlay_set_readonly(root, err);
+    if (r <= 0)
+        return r;
+    box_upper_names(b->upper, upper, work);
+    if (renameat2(dir, upper, AT_FDCWD, sealed_path, RENAME_NOREPLACE) < 0)
+        r = lh_fail_errno(err, errno, "moving the upper layer to %s", sealed_path);
+    else if (go_on_above(b, dir, sealed_path, err) < 0)
+        r = err->code;
+    if (r < 0)
+        lh_wrap(err, "sandbox %s can no longer write and must be removed", b->id);
+    return r < 0 ? r : 1;
+}
+
+static int seal_by_copy(struct box *b, const char *sealed_path, struct lh_error *err)
+{
+    char upper[32], work[32];
+
+    box_upper_names(b->upper, upper, work);
+    lh_autofree char *from = lh_format("%s/%s", b->dir, upper);
+    if (!from)
+        return lh_fail_errno(err, ENOMEM, "sealing");
+    int r = box_copy_tree(from, sealed_path, err);
+    struct lh_error ignored = {0};
+    if (r < 0 && err->code != LH_ALREADY_EXISTS && lh_remove_tree(sealed_path, &ignored) < 0)
+        lh_warn("an incomplete layer stays", "path=%s error=%s", sealed_path, ignored.message);
+    return r;
+}
+
+static int seal_stopped(struct box *b, const char *sealed_path, bool *live, struct lh_error *err)
+{
+    struct cgroup_counts c;
+    int r = cgroup_count(&b->host->cgroups, b->id, &c, err);
+
+    if (r == 0 && c.processes == 1)
+        r = seal_live(b, sealed_path, err);
+    *live = r == 1;
+    return r == 0 ? seal_by_copy(b, sealed_path, err) : r < 0 ? r : 0;
+}
+
+int box_seal(struct box *b, const char *sealed_path, bool *live, struct lh_error *err)
+{
+    LH_LOCKED(&b->state);
+    struct lh_error local = {0};
+    struct stat st;
+    bool was_frozen = cgroup_is_frozen(b->cgroup);
+
+    err = err ? err : &local;
+    *live = false;
+    if (lstat(sealed_path, &st) == 0)
+        return lh_fail(err, LH_ALREADY_EXISTS, "layer %s exists", sealed_path);
+    int r = cgroup_set_frozen(b->cgroup, true, lh_now_ms() + BOX_FREEZE_MS, err);
+    if (r == 0)
+        r = seal_stopped(b, sealed_path, live, err);
+    if (!was_frozen) {
+        struct lh_error thaw = {0};
+        if (cgroup_set_frozen(b->cgroup, false, lh_now_ms() + BOX_FREEZE_MS, &thaw) < 0 && r == 0) {
+            *err = thaw;
+            r = thaw.code;
+        }
+    }
+    return r < 0 ? lh_wrap(err, "sealing sandbox %s", b->id) : 0;
+}

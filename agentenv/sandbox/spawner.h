@@ -1,0 +1,37 @@
+/* The process that forks sandboxes.
+ *
+ * gRPC and threads make fork() unsafe in the daemon, and entering a user namespace needs a process
+ * with one thread.  So a small copy of the daemon is split off before either exists; it serves two
+ * requests and answers on a socket that comes with each, so that the daemon's threads need no lock
+ * and no order among them.  It ends when the daemon's end of the socket closes.
+ *
+ * Children are reaped by ignoring SIGCHLD: the daemon watches them by pidfd. */
+#ifndef AGENTENV_SANDBOX_SPAWNER_H
+#define AGENTENV_SANDBOX_SPAWNER_H
+
+#include "agentenv/sandbox/cgroup.h"
+#include "agentenv/sandbox/enter.h"
+
+enum spawner_op {
+    SPAWNER_START,  /* descriptors: reply (the control socket's inner end), root */
+    SPAWNER_SWITCH, /* descriptors: reply, root, user namespace, mount namespace */
+};
+
+enum { SPAWNER_MAX_FDS = 4 };
+
+struct spawner_request {
+    uint32_t op, network;
+    uint64_t file_bytes;
+    char id[65], hostname[65];
+};
+
+/* Forks; returns the daemon's end of the socket.  *pid receives the process. */
+int spawner_start(const struct cgroup_root *cgroups, int init_fd, int filters_fd, pid_t *pid,
+                  struct lh_error *err);
+
+/* Replies are struct wire_report on the first descriptor: for START first WIRE_SPAWNED with a
+ * pidfd, then init's; for SWITCH one WIRE_READY or WIRE_FAILED. */
+int spawner_send(int socket, const struct spawner_request *req, const int *fds, size_t n_fds,
+                 struct lh_error *err);
+
+#endif
