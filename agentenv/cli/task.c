@@ -1,0 +1,306 @@
+/* `agentenv task …`: register a file of tasks with progress, list, show as text format, remove. */
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "agentenv/cli/cli.h"
+#include "agentenv/cli/image.h"
+#include "agentenv/task/task.h"
+#include "longhaul/task/v1/service.pb-c.h"
+#include "proto/parse.h"
+#include "proto/text.h"
+
+enum { REGISTER_MS = 4 * 3600 * 1000, CALL_MS = 60000, BATCH_BYTES = 8 << 20 };
+
+/* ---- register ---- */
+
+struct registering {
+    const char *file;
+    bool no_verify;
+    uint32_t parallel;
+    bool terminal;
+    size_t done, total, registered, unchanged, refused;
+};
+
+static error_t parse_register(int key, char *arg, struct argp_state *state)
+{
+    struct registering *g = state->input;
+
+    switch (key) {
+    case 'n':
+        g->no_verify = true;
+        return 0;
+    case 'p':
+        g->parallel = (uint32_t)strtoul(arg, NULL, 10);
+        if (g->parallel < 1 || g->parallel > 64)
+            argp_error(state, "--parallel takes 1 to 64, not '%s'", arg);
+        return 0;
+    case ARGP_KEY_ARG:
+        if (g->file)
+            argp_usage(state);
+        g->file = arg;
+        return 0;
+    case ARGP_KEY_END:
+        if (!g->file)
+            argp_usage(state);
+        return 0;
+    default:
+        return ARGP_ERR_UNKNOWN;
+    }
+}
+
+static int show_progress(void *ctx, const ProtobufCMessage *message, struct lh_error *err)
+{
+    const Longhaul__Task__V1__RegisterReply *reply = (const void *)message;
+    struct registering *g = ctx;
+
+    g->done++;
+    g->registered += reply->accepted && !reply->unchanged;
+    g->unchanged += reply->unchanged;
+    if (!reply->accepted) {
+        g->refused++;
+        fprintf(stderr, "%s%s\n", g->terminal ? "\r\033[K" : "", reply->error);
+    }
+    if (g->terminal)
+        fprintf(stderr, "\r%zu of %zu tasks, %zu refused", g->done, g->total, g->refused);
+    return 0;
+}
+
+/* As many tasks from `first` on as fit a message. */
+static size_t batch_length(const TaskSet *set, size_t first)
+{
+    size_t n = 0, bytes = 0;
+
+    while (first + n < set->n_tasks) {
+        bytes += protobuf_c_message_get_packed_size(&set->tasks[first + n]->base);
+        if (n && bytes > BATCH_BYTES)
+            break;
+        n++;
+    }
+    return n;
+}
+
+static int register_all(struct cli *cli, const TaskSet *set, struct registering *g,
+                        struct lh_error *err)
+{
+    for (size_t first = 0, n; first < set->n_tasks; first += n) {
+        Longhaul__Task__V1__RegisterRequest req = LONGHAUL__TASK__V1__REGISTER_REQUEST__INIT;
+        TaskSet part = LONGHAUL__TASK__V1__TASK_SET__INIT;
+
+        n = batch_length(set, first);
+        part.n_tasks = n;
+        part.tasks = set->tasks + first;
+        req.set = &part;
+        req.no_verify = g->no_verify;
+        req.parallel = g->parallel;
+        int r = rpc_stream(cli->channel, "/longhaul.task.v1.Tasks/Add", &req.base,
+                           &longhaul__task__v1__register_reply__descriptor, REGISTER_MS,
+                           show_progress, g, err);
+        if (r < 0)
+            return r;
+    }
+    return 0;
+}
+
+static int task_register(struct cli *cli, int argc, char **argv, struct lh_error *err)
+{
+    static const struct argp_option options[] = {
+        {"no-verify", 'n', NULL, 0, "Skip the oracle and nop runs; the tasks say so", 0},
+        {"parallel", 'p', "N", 0, "Verification runs at a time (default 4)", 0},
+        {0},
+    };
+    static const struct argp argp = {
+        .options = options,
+        .parser = parse_register,
+        .args_doc = "FILE",
+        .doc = "Registers the tasks of FILE, a longhaul.task.v1.TaskSet in binary protobuf or text "
+               "format.",
+    };
+    struct registering g = {.terminal = isatty(STDERR_FILENO)};
+
+    int r = cli_parse(&argp, argc, argv, &g);
+    if (r)
+        return r;
+    lh_automsg(TaskSet) set = task_load(g.file, err);
+    if (!set)
+        return err->code;
+    g.total = set->n_tasks;
+    if (!g.total)
+        return lh_fail(err, LH_INVALID_ARGUMENT, "%s has no task", g.file);
+    r = register_all(cli, set, &g, err);
+    if (g.terminal)
+        fputs("\r\033[K", stderr);
+    printf("%zu tasks: %zu registered, %zu unchanged, %zu refused\n", g.total, g.registered,
+           g.unchanged, g.refused);
+    return r < 0 ? r : g.refused ? CLI_FAILED : 0;
+}
+
+/* ---- ls ---- */
+
+static const struct {
+    const char *name;
+    Longhaul__Task__V1__Split split;
+} splits[] = {
+    {"", LONGHAUL__TASK__V1__SPLIT__SPLIT_UNSPECIFIED},
+    {"train", LONGHAUL__TASK__V1__SPLIT__SPLIT_TRAIN},
+    {"eval", LONGHAUL__TASK__V1__SPLIT__SPLIT_EVAL},
+};
+
+static int find_split(const char *name)
+{
+    for (size_t i = 0; i < LH_ARRAY_SIZE(splits); i++)
+        if (!strcmp(splits[i].name, name))
+            return splits[i].split;
+    return -1;
+}
+
+static const char *split_name(unsigned split)
+{
+    return split < LH_ARRAY_SIZE(splits) ? splits[split].name : "?";
+}
+
+static error_t parse_ls(int key, char *arg, struct argp_state *state)
+{
+    Longhaul__Task__V1__ListTasksRequest *req = state->input;
+    int split;
+
+    switch (key) {
+    case 's':
+        split = find_split(arg);
+        if (split < 0)
+            argp_error(state, "--split takes train or eval, not '%s'", arg);
+        req->split = split;
+        return 0;
+    case ARGP_KEY_ARG:
+        if (*req->name_prefix)
+            argp_usage(state);
+        req->name_prefix = arg;
+        return 0;
+    default:
+        return ARGP_ERR_UNKNOWN;
+    }
+}
+
+static void print_hex(const ProtobufCBinaryData *b, char *text, size_t size)
+{
+    *text = 0;
+    for (size_t i = 0; i < b->len && 2 * i + 3 <= size; i++)
+        sprintf(text + 2 * i, "%02x", b->data[i]);
+}
+
+static json_t *task_row(const Longhaul__Task__V1__TaskSummary *t)
+{
+    char digest[2 * TASK_DIGEST + 1];
+
+    print_hex(&t->digest, digest, sizeof digest);
+    return json_pack("{s:s, s:I, s:s, s:s, s:s, s:b, s:b}", "name", t->name, "revision",
+                     (json_int_t)t->revision, "split", split_name(t->split), "family", t->family,
+                     "digest", digest, "verified", (int)t->verified, "quarantined",
+                     (int)t->quarantined);
+}
+
+static int task_ls(struct cli *cli, int argc, char **argv, struct lh_error *err)
+{
+    static const struct argp_option options[] = {
+        {"split", 's', "train|eval", 0, "Only these", 0},
+        {0},
+    };
+    static const struct argp argp = {
+        .options = options,
+        .parser = parse_ls,
+        .args_doc = "[PREFIX]",
+        .doc = "Lists the tasks, or those whose names begin with PREFIX.",
+    };
+    static const char *const columns[] = {"name",   "revision", "split",       "family",
+                                          "digest", "verified", "quarantined", NULL};
+    Longhaul__Task__V1__ListTasksRequest req = LONGHAUL__TASK__V1__LIST_TASKS_REQUEST__INIT;
+    lh_automsg(Longhaul__Task__V1__ListTasksReply) list = NULL;
+
+    int r = cli_parse(&argp, argc, argv, &req);
+    if (r)
+        return r;
+    r = cli_call(cli, "/longhaul.task.v1.Tasks/List", &req.base,
+                 &longhaul__task__v1__list_tasks_reply__descriptor, CALL_MS,
+                 (ProtobufCMessage **)&list, err);
+    if (r < 0)
+        return r;
+    json_t *rows = json_array();
+    for (size_t i = 0; i < list->n_tasks; i++)
+        json_array_append_new(rows, task_row(list->tasks[i]));
+    return cli_print(cli, rows, columns, err);
+}
+
+/* ---- show, rm ---- */
+
+static error_t parse_name(int key, char *arg, struct argp_state *state)
+{
+    Longhaul__Task__V1__TaskName *req = state->input;
+
+    if (key == ARGP_KEY_ARG && !*req->name) {
+        req->name = arg;
+        return 0;
+    }
+    if (key == ARGP_KEY_ARG || (key == ARGP_KEY_END && !*req->name))
+        argp_usage(state);
+    return key == ARGP_KEY_END ? 0 : ARGP_ERR_UNKNOWN;
+}
+
+/* What it prints can be registered again. */
+static int task_show(struct cli *cli, int argc, char **argv, struct lh_error *err)
+{
+    static const struct argp argp = {
+        .parser = parse_name,
+        .args_doc = "NAME",
+        .doc = "Prints a task in text format.",
+    };
+    Longhaul__Task__V1__TaskName req = LONGHAUL__TASK__V1__TASK_NAME__INIT;
+    lh_automsg(Longhaul__Task__V1__RegisteredTask) t = NULL;
+    char digest[2 * TASK_DIGEST + 1];
+
+    int r = cli_parse(&argp, argc, argv, &req);
+    if (r)
+        return r;
+    r = cli_call(cli, "/longhaul.task.v1.Tasks/Show", &req.base,
+                 &longhaul__task__v1__registered_task__descriptor, CALL_MS, (ProtobufCMessage **)&t,
+                 err);
+    if (r < 0)
+        return r;
+    print_hex(&t->digest, digest, sizeof digest);
+    printf("# digest %s, %s%s, infrastructure failures in a row: %u\n", digest,
+           t->verified ? "verified" : "not verified", t->quarantined ? ", in quarantine" : "",
+           t->infra_failures);
+    TaskSet set = LONGHAUL__TASK__V1__TASK_SET__INIT;
+    set.n_tasks = 1;
+    set.tasks = &t->task;
+    lh_text_print(stdout, &set.base);
+    return 0;
+}
+
+static int task_rm(struct cli *cli, int argc, char **argv, struct lh_error *err)
+{
+    static const struct argp argp = {
+        .parser = parse_name,
+        .args_doc = "NAME",
+        .doc = "Removes a task from the registry.",
+    };
+    Longhaul__Task__V1__TaskName req = LONGHAUL__TASK__V1__TASK_NAME__INIT;
+    lh_automsg(Longhaul__Task__V1__RemoveTaskReply) done = NULL;
+
+    int r = cli_parse(&argp, argc, argv, &req);
+    if (r)
+        return r;
+    return cli_call(cli, "/longhaul.task.v1.Tasks/Remove", &req.base,
+                    &longhaul__task__v1__remove_task_reply__descriptor, CALL_MS,
+                    (ProtobufCMessage **)&done, err);
+}
+
+const struct cli_verb task_verbs[] = {
+    {"task register", "FILE", "validate, verify and register the tasks of a file", task_register},
+    {"task ls", "[PREFIX]", "list tasks", task_ls},
+    {"task show", "NAME", "print a task in text format", task_show},
+    {"task rm", "NAME", "remove a task", task_rm},
+    {"image import", "NAME PATH", "import a root file system, directory or tar", image_import},
+    {"image ls", "", "list images", image_ls},
+    {"image rm", "NAME", "remove an image nobody uses", image_rm},
+    {NULL, NULL, NULL, NULL},
+};
