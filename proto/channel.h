@@ -42,11 +42,11 @@ LH_DEFINE_AUTO(channel_message, channel_message_free)
 struct channel_worker;
 
 struct channel_worker_options {
-    const char *endpoint;   /* ipc:///path or tcp://host:port */
-    const char *name;       /* stable across restarts, [a-z0-9-], below CHANNEL_PEER */
-    const char *instance;   /* new id each start */
-    size_t window_bytes;    /* unacknowledged bytes before channel_send waits; 0 = 16 MiB */
-    int resend_ms;          /* silence before unacknowledged messages are sent again; 0 = 500 */
+    const char *endpoint; /* ipc:///path or tcp://host:port */
+    const char *name;     /* stable across restarts, [a-z0-9-], below CHANNEL_PEER */
+    const char *instance; /* new id each start */
+    size_t window_bytes;  /* unacknowledged bytes before channel_send waits; 0 = 16 MiB */
+    int resend_ms;        /* silence before unacknowledged messages are sent again; 0 = 500 */
 };
 
 struct channel_worker *channel_worker_create(const struct channel_worker_options *o,
@@ -55,18 +55,19 @@ void channel_worker_destroy(struct channel_worker *w);
 LH_DEFINE_AUTO(channel_worker, channel_worker_destroy)
 
 /* Thread-safe.  `reliable` messages (SEGMENT, DONE) wait for window up to timeout_ms
- * (RESOURCE_EXHAUSTED after it) and are copied; others are sent once.  envelope->seq, ack and
- * instance are filled in here. */
+ * (RESOURCE_EXHAUSTED after it) and are copied; others are sent once, in order with them, and
+ * refused with UNAVAILABLE when 256 of them wait for a lost intake.  envelope->seq and ack are set
+ * here, instance is sent but not set.  A message larger than the window goes alone. */
 int channel_worker_send(struct channel_worker *w, Longhaul__Experience__V1__Envelope *envelope,
                         const struct channel_frame *frames, size_t n_frames, bool reliable,
                         int timeout_ms, struct lh_error *err);
 /* Next message for this worker; NULL with err->code DEADLINE_EXCEEDED when none came. */
 struct channel_message *channel_worker_recv(struct channel_worker *w, int timeout_ms,
                                             struct lh_error *err);
-/* Highest seq the intake has acknowledged, and bytes not yet acknowledged.  Thread-safe. */
+/* Highest seq the intake has acknowledged, and bytes not yet acknowledged.  Thread-safe.  A
+ * reliable message is safe once this reaches the seq that its envelope was given. */
 uint64_t channel_worker_acked(const struct channel_worker *w);
 size_t channel_worker_pending(const struct channel_worker *w);
-/* Seq that the last successful reliable send got; with channel_worker_acked() tells when it is safe. */
 
 /* ---- intake ---- */
 struct channel_intake;
@@ -88,5 +89,7 @@ int channel_intake_send(struct channel_intake *in, const char *peer,
                         const struct channel_frame *frames, size_t n_frames, struct lh_error *err);
 /* Milliseconds since the worker was last heard of; INT64_MAX if never. */
 int64_t channel_intake_silence_ms(const struct channel_intake *in, const char *peer);
+/* Messages thrown away because they were malformed or not from a worker. */
+uint64_t channel_intake_dropped(const struct channel_intake *in);
 
 #endif

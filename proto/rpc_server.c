@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
-#include <sys/stat.h>
+#include <unistd.h>
 
 #include "proto/clock.h"
 #include "proto/log.h"
@@ -182,16 +182,13 @@ static void *accept_connections(void *arg)
 
 static void stop_accepting(struct rpc_server *s)
 {
-    struct stat st;
-
     if (s->acceptor_running) {
         eventfd_write(s->stop_fd, 1);
         pthread_join(s->acceptor, NULL);
     }
     if (s->listen_fd >= 0) {
         close(s->listen_fd);
-        if (stat(s->path, &st) == 0 && st.st_ino == s->socket_inode)
-            unlink(s->path);
+        lh_unix_unlink(s->path, s->socket_inode);
     }
     if (s->stop_fd >= 0)
         close(s->stop_fd);
@@ -266,18 +263,16 @@ static int start_threads(struct rpc_server *s, unsigned threads, struct lh_error
 
 static int start(struct rpc_server *s, const struct rpc_server_options *o, struct lh_error *err)
 {
-    struct stat st;
     int r = copy_options(s, o, err);
 
     if (r)
         return r;
-    s->listen_fd = lh_unix_listen(s->path, SOCK_STREAM, err);
+    s->listen_fd = lh_unix_listen(s->path, SOCK_STREAM, &s->socket_inode, err);
     if (s->listen_fd < 0)
         return s->listen_fd;
     s->stop_fd = eventfd(0, EFD_CLOEXEC);
-    if (stat(s->path, &st) < 0 || s->stop_fd < 0)
+    if (s->stop_fd < 0)
         return lh_fail_errno(err, errno, "serving at %s", s->path);
-    s->socket_inode = st.st_ino;
     create_grpc(s);
     return start_threads(s, o->threads, err);
 }

@@ -78,9 +78,10 @@ static int remove_stale(const struct sockaddr_un *a, int type, struct lh_error *
     return 0;
 }
 
-int lh_unix_listen(const char *path, int type, struct lh_error *err)
+int lh_unix_listen(const char *path, int type, ino_t *inode, struct lh_error *err)
 {
     struct sockaddr_un a;
+    struct stat st;
     int r = fill_address(path, &a, err);
 
     if (r)
@@ -97,12 +98,22 @@ int lh_unix_listen(const char *path, int type, struct lh_error *err)
     /* The unbound socket's mode becomes the file's: no window, and no umask that threads share. */
     if (fchmod(fd, 0600) < 0 || bind(fd, (struct sockaddr *)&a, sizeof a) < 0)
         return lh_fail_errno(err, errno, "binding socket %s", path);
-    if (listen(fd, BACKLOG) < 0) {
+    if (listen(fd, BACKLOG) < 0 || stat(path, &st) < 0) {
         r = lh_fail_errno(err, errno, "listening on %s", path);
         unlink(path);
         return r;
     }
+    if (inode)
+        *inode = st.st_ino;
     return lh_steal_fd(&fd);
+}
+
+void lh_unix_unlink(const char *path, ino_t inode)
+{
+    struct stat st;
+
+    if (stat(path, &st) == 0 && st.st_ino == inode)
+        unlink(path);
 }
 
 int lh_unix_accept(int listen_fd, struct ucred *peer, struct lh_error *err)

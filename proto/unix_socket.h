@@ -4,13 +4,17 @@
 #define PROTO_UNIX_SOCKET_H
 
 #include <sys/socket.h>
+#include <sys/types.h>
 
 #include "proto/error.h"
 
 /* Listening, non-blocking fd; `type` is SOCK_STREAM or SOCK_SEQPACKET.  ALREADY_EXISTS ("socket in
  * use") when a live server has the path or something that is no socket is there; the file of a dead
- * server is replaced. */
-int lh_unix_listen(const char *path, int type, struct lh_error *err);
+ * server is replaced.  *inode, for lh_unix_unlink(), may be NULL. */
+int lh_unix_listen(const char *path, int type, ino_t *inode, struct lh_error *err);
+
+/* Removes the socket's file, unless it is another server's by now. */
+void lh_unix_unlink(const char *path, ino_t inode);
 
 /* Next connection, non-blocking and close-on-exec, its peer in *peer (SO_PEERCRED).
  * PERMISSION_DENIED for a peer of another user, which is disconnected; UNAVAILABLE when nobody
