@@ -1,0 +1,92 @@
+/* What the files of the engine share: engine.c (sequences), residence.c (what is on the device),
+ * step.c (one forward pass). */
+#ifndef ROLLOUT_ENGINE_INTERNAL_H
+#define ROLLOUT_ENGINE_INTERNAL_H
+
+#include "rollout/engine/cache.h"
+#include "rollout/engine/engine.h"
+#include "rollout/engine/pool.h"
+#include "rollout/engine/store.h"
+
+enum sequence_phase { SEQUENCE_IDLE, SEQUENCE_WAITING, SEQUENCE_RUNNING };
+
+struct engine_sequence {
+    struct engine_sequence_spec spec;
+    uint64_t id, order; /* order: who is served first and yields last */
+    enum sequence_phase phase;
+    bool ended;              /* its turn is over and has not been told */
+    size_t max_new, sampled; /* of the turn */
+    uint64_t idle_since;     /* engine clock */
+
+    /* On the device; all empty when computed is 0. */
+    size_t computed; /* tokens in pages and state */
+    pool_block state;
+    pool_block *pages;
+    size_t n_pages, page_capacity;
+    size_t shared; /* pages[0..shared) are someone else's too: copied before they are written */
+    struct checkpoint *checkpoint; /* newest */
+
+    /* In the store. */
+    size_t stored;          /* units known to be there under the current root */
+    bool lost;              /* had KV of this root, or an earlier attempt had */
+    bool asked;             /* the store was asked for this stay */
+    struct store_job *load; /* finished, waiting to be taken */
+    bool loading;
+
+    struct kv_key *chain; /* of the first `chained` tokens' units */
+    size_t chained, chain_capacity;
+    struct engine_sequence *next;
+};
+
+struct plan_row {
+    struct engine_sequence *q;
+    int n;
+    bool sample;
+};
+
+struct engine {
+    struct engine_options o;
+    const struct policy_config *config;
+    struct pool *pool;
+    struct cache *cache;
+    struct store *store;
+    struct policy_exec *exec; /* NULL while paused */
+    struct policy_version version;
+    struct kv_key root;
+    bool rooted;                     /* a version has been set */
+    size_t attention_layers, latent; /* floats of a token in one attention layer */
+    size_t block_floats, state_floats;
+
+    struct engine_sequence *sequences; /* by order */
+    uint64_t ids, clock;               /* clock: forward passes and requests */
+    double turn_tokens;                /* smoothed length of a turn */
+    struct engine_stats counters;
+
+    /* Scratch of a step. */
+    struct plan_row *plan; /* max_running */
+    size_t n_plan;
+    struct policy_chunk *chunks;
+    float **page_pointers;
+    size_t page_pointer_capacity;
+    float *logits; /* max_running rows */
+};
+
+/* residence.c */
+struct kv_key *residence_chain(struct engine *e, struct engine_sequence *q, size_t units);
+/* Starts a load when the store may know more than the device; false while it must wait for room. */
+bool residence_prefetch(struct engine *e, struct engine_sequence *q);
+/* Puts the longest known prefix on the device and makes room for the state. */
+bool residence_restore(struct engine *e, struct engine_sequence *q);
+/* Makes `frames` free without displacing what runs. */
+bool residence_headroom(struct engine *e, struct engine_sequence *q, size_t frames);
+/* Room for n more tokens behind `computed`; false when nothing is left to give up. */
+bool residence_reserve(struct engine *e, struct engine_sequence *q, size_t n);
+/* After a pass that ended at a unit's end. */
+void residence_checkpoint(struct engine *e, struct engine_sequence *q, bool turn_end);
+/* Spills what is worth it and lets go of the device. */
+void residence_evict(struct engine *e, struct engine_sequence *q);
+/* Lets go of the device, and of the store's knowledge too when `forget`. */
+void residence_drop(struct engine *e, struct engine_sequence *q, bool forget);
+void residence_collect(struct engine *e); /* finished transfers */
+
+#endif

@@ -1,0 +1,158 @@
+/* The engine with too little memory and a real kvstored: same output, less of everything else. */
+#include <criterion/criterion.h>
+#include <criterion/new/assert.h>
+
+#include "../kvstore/kit.h"
+#include "rig.h"
+
+enum { TALKS = 12, TURNS = 6, PROMPT = 100 };
+
+static struct kv_client *client_for(const struct rig *r, const struct daemon *d)
+{
+    struct lh_error err = {0};
+    struct kv_options o = {
+        .path = d->socket,
+        .name = "rollout-0",
+        .unit_tokens = RIG_UNIT,
+        .block_bytes = policy_kv_floats(r->model) * RIG_UNIT * sizeof(float),
+        .state_bytes = policy_state_floats(r->model) * sizeof(float),
+    };
+    struct kv_client *c = kv_client_create(&o, &err);
+
+    cr_assert(c != NULL, "%s", err.message);
+    return c;
+}
+
+/* A rig with the store of `d`; the client needs the model's sizes, which the rig knows. */
+static struct kv_client *rig_with_store(struct rig *r, size_t kv_bytes, const struct daemon *d)
+{
+    rig_init(r, 0, NULL);
+    struct kv_client *c = client_for(r, d);
+    rig_finish(r);
+    rig_init(r, kv_bytes, c);
+    return c;
+}
+
+static void start(struct talk *t)
+{
+    for (int i = 0; i < TALKS; i++)
+        talk_init(&t[i], (uint64_t)i / 3, PROMPT + i / 3, 40 + (uint64_t)i, TURNS);
+}
+
+static void finish(struct rig *r, struct talk *t)
+{
+    talk_close(r, t, TALKS);
+    for (int i = 0; i < TALKS; i++)
+        talk_finish(&t[i]);
+}
+
+static size_t longest(const struct talk *t)
+{
+    size_t n = 0;
+
+    for (int i = 0; i < TALKS; i++)
+        n = t[i].transcript.n > n ? t[i].transcript.n : n;
+    return n;
+}
+
+Test(spill, a_quarter_of_the_memory_gives_the_same_trajectories)
+{
+    struct talk ample[TALKS], scarce[TALKS];
+    struct rig r;
+    struct daemon d;
+
+    start(ample);
+    rig_init(&r, 0, NULL);
+    talk_play(&r, ample, TALKS, 6);
+    size_t need = TALKS * rig_sequence_bytes(&r, longest(ample));
+    size_t least = rig_sequence_bytes(&r, RIG_CONTEXT);
+    cr_assert(eq(u64, engine_stats(r.engine).preemptions, 0));
+    talk_close(&r, ample, TALKS);
+    rig_finish(&r);
+
+    daemon_start(&d, 64 << 20, 16 << 20);
+    start(scarce);
+    struct kv_client *c = rig_with_store(&r, need / 4 > least ? need / 4 : least, &d);
+    cr_assert(le(sz, least, need / 4), "the test would not test a quarter");
+    talk_play(&r, scarce, TALKS, 6);
+    struct engine_stats s = engine_stats(r.engine);
+    fprintf(stderr, "quarter: spilled %zu loaded %zu lookups %zu hits %zu preemptions %zu\n",
+            (size_t)s.spilled_bytes, (size_t)s.loaded_bytes, (size_t)s.store_lookups,
+            (size_t)s.store_hits, (size_t)s.preemptions);
+    for (int i = 0; i < TALKS; i++)
+        cr_assert(talk_equal(&ample[i], &scarce[i]), "trajectory %d", i);
+    cr_assert(gt(u64, s.spilled_bytes, 0));
+    cr_assert(gt(u64, s.loaded_bytes, 0));
+    cr_assert(gt(u64, s.store_lookups, 0));
+    cr_assert(ge(u64, 2 * s.store_hits, s.store_lookups));
+    finish(&r, scarce);
+    for (int i = 0; i < TALKS; i++)
+        talk_finish(&ample[i]);
+    engine_pause(r.engine);
+    cr_assert(eq(sz, rig_used(&r), 0));
+    rig_finish(&r);
+    kv_client_destroy(c);
+    daemon_stop(&d);
+}
+
+/* A store that dies in the middle is a miss: slower, and nothing else. */
+Test(spill, a_dead_store_changes_nothing)
+{
+    struct talk with[TALKS], without[TALKS];
+    struct rig r;
+    struct daemon d;
+
+    daemon_start(&d, 64 << 20, 16 << 20);
+    start(with);
+    rig_init(&r, 0, NULL);
+    size_t bytes = rig_sequence_bytes(&r, RIG_CONTEXT);
+    rig_finish(&r);
+    struct kv_client *c = rig_with_store(&r, bytes, &d);
+    for (int i = 0; i < TALKS; i++)
+        talk_open(&r, &with[i]);
+    for (size_t i = 0, tokens; i < 300; i++)
+        cr_assert(eq(int, scheduler_step(&r.scheduler, &tokens, NULL), 0));
+    daemon_kill(&d);
+    talk_go_on(&r, with, TALKS, 6);
+    talk_close(&r, with, TALKS);
+    rig_finish(&r);
+    kv_client_destroy(c);
+
+    start(without);
+    rig_init(&r, 0, NULL);
+    talk_play(&r, without, TALKS, 6);
+    for (int i = 0; i < TALKS; i++) {
+        cr_assert(talk_equal(&with[i], &without[i]), "trajectory %d", i);
+        talk_finish(&with[i]);
+    }
+    finish(&r, without);
+    rig_finish(&r);
+    cr_assert(eq(int, lh_remove_tree(d.dir, NULL), 0));
+}
+
+/* I4 across the store: what was spilled under one version is not found under the next. */
+Test(spill, a_new_version_finds_nothing_of_the_old)
+{
+    struct talk t[TALKS];
+    struct rig r;
+    struct daemon d;
+
+    daemon_start(&d, 64 << 20, 16 << 20);
+    rig_init(&r, 0, NULL);
+    size_t bytes = rig_sequence_bytes(&r, RIG_CONTEXT);
+    rig_finish(&r);
+    struct kv_client *c = rig_with_store(&r, bytes, &d);
+    start(t);
+    talk_play(&r, t, TALKS, 6);
+    struct engine_stats before = engine_stats(r.engine);
+    cr_assert(gt(u64, before.store_hits, 0));
+    rig_new_version(&r, 2);
+    talk_once_more(&r, &t[0]);
+    struct engine_stats after = engine_stats(r.engine);
+    cr_assert(eq(u64, after.store_hits, before.store_hits));
+    cr_assert(eq(u64, after.loaded_bytes, before.loaded_bytes));
+    finish(&r, t);
+    rig_finish(&r);
+    kv_client_destroy(c);
+    daemon_stop(&d);
+}
