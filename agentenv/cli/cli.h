@@ -18,8 +18,10 @@
 enum { CLI_FAILED = 1, CLI_USAGE = 2, CLI_TIMEOUT = 124, CLI_EXEC_FAILED = 125, CLI_AGAIN = 75 };
 
 struct cli {
-    struct rpc_channel *channel;
-    bool json; /* how to print lists */
+    const char *socket;          /* of agentenvd; NULL = not given */
+    struct rpc_channel *channel; /* made by the first call: a verb may fork before it */
+    bool json;                   /* how to print lists */
+    bool json_asked;             /* by -o, not by being in a pipe */
 };
 
 struct cli_verb {
@@ -34,7 +36,8 @@ struct cli_verb {
 /* Verbs of agentenv/task: task …, image ….  Ended by a NULL name. */
 extern const struct cli_verb task_verbs[];
 
-/* argp with the program's conventions: usage errors end the program with CLI_USAGE. */
+/* argp with the program's conventions and common options; options end at the first argument of a
+ * verb's own choice.  Usage errors end the program with CLI_USAGE. */
 int cli_parse(const struct argp *argp, int argc, char **argv, void *input);
 
 /* One call of longhaul.sandbox.v1.Sandboxes or, with a full "/package.Service/Method", of any
@@ -42,6 +45,11 @@ int cli_parse(const struct argp *argp, int argc, char **argv, void *input);
 int cli_call(struct cli *cli, const char *method, const ProtobufCMessage *request,
              const ProtobufCMessageDescriptor *reply_type, int timeout_ms, ProtobufCMessage **reply,
              struct lh_error *err);
+
+/* The same for a stream; see rpc_stream(). */
+int cli_stream(struct cli *cli, const char *method, const ProtobufCMessage *request,
+               const ProtobufCMessageDescriptor *reply_type, int timeout_ms, rpc_each_fn *each,
+               void *ctx, struct lh_error *err);
 
 /* Prints `rows`, an array of objects, as JSON or as a table of `columns` (keys, ended by NULL; the
  * headings are the keys in capitals).  Takes the reference to rows. */

@@ -34,6 +34,8 @@ struct daemon_create_options {
     const char *top_layer;
     /* The sandbox belongs to a call in progress: recovery removes it. */
     bool transient;
+    /* The idempotency key is that of a fork's child, not of a create (daemon/fork.c). */
+    bool fork_child;
 };
 
 /* As the rpc Create, setup of a task included; `o` may be NULL.  id receives the sandbox. */

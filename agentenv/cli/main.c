@@ -1,0 +1,215 @@
+#include <locale.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "agentenv/cli/verbs.h"
+#include "proto/cleanup.h"
+#include "proto/file.h"
+
+const char *argp_program_version = "agentenv " LONGHAUL_VERSION;
+
+static const struct cli_verb *const tables[] = {sandbox_verbs, file_verbs, snapshot_verbs,
+                                                task_verbs};
+
+enum { OPT_SOCKET = 'S', OPT_OUTPUT = 'o' };
+
+static const struct argp_option common_options[] = {
+    {"socket", OPT_SOCKET, "PATH", 0, "Socket of agentenvd; default: $AGENTENV_SOCKET", -2},
+    {"output", OPT_OUTPUT, "FORMAT", 0, "table or json; default: table on a terminal", -2},
+    {0},
+};
+
+static struct cli program; /* argp's parsers share it; one command, one thread */
+
+static error_t parse_common(int key, char *arg, struct argp_state *state)
+{
+    switch (key) {
+    case OPT_SOCKET:
+        program.socket = arg;
+        return 0;
+    case OPT_OUTPUT:
+        program.json = program.json_asked = !strcmp(arg, "json");
+        if (!program.json && strcmp(arg, "table"))
+            argp_error(state, "--output is table or json, not \"%s\"", arg);
+        return 0;
+    default:
+        return ARGP_ERR_UNKNOWN;
+    }
+}
+
+static const struct argp common_argp = {common_options, parse_common, NULL, NULL, NULL, NULL, NULL};
+
+int cli_parse(const struct argp *argp, int argc, char **argv, void *input)
+{
+    const struct argp_child children[] = {{&common_argp, 0, "Common options:", -1}, {0}};
+    struct argp with_common = *argp;
+
+    with_common.children = children;
+    return argp_parse(&with_common, argc, argv, ARGP_IN_ORDER, NULL, input);
+}
+
+/* ---- the daemon ---- */
+
+static int connect_daemon(struct cli *cli, struct lh_error *err)
+{
+    if (cli->channel)
+        return 0;
+    if (!cli->socket)
+        return lh_fail(err, LH_INVALID_ARGUMENT,
+                       "which agentenvd? give --socket PATH or set AGENTENV_SOCKET");
+    cli->channel = rpc_channel_create(cli->socket, err);
+    return cli->channel ? 0 : lh_wrap(err, "%s", cli->socket);
+}
+
+static char *full_name(const char *method)
+{
+    return method[0] == '/' ? strdup(method)
+                            : lh_format("/longhaul.sandbox.v1.Sandboxes/%s", method);
+}
+
+/* The server is waited for by rpc_unary(); a command at a prompt should not wait for one that was
+ * never started. */
+static int check_socket(struct cli *cli, struct lh_error *err)
+{
+    if (access(cli->socket, F_OK) < 0)
+        return lh_fail(err, LH_UNAVAILABLE, "no agentenvd at %s", cli->socket);
+    return 0;
+}
+
+int cli_call(struct cli *cli, const char *method, const ProtobufCMessage *request,
+             const ProtobufCMessageDescriptor *reply_type, int timeout_ms, ProtobufCMessage **reply,
+             struct lh_error *err)
+{
+    lh_autofree char *name = full_name(method);
+    int r = connect_daemon(cli, err);
+
+    if (r < 0 || (r = check_socket(cli, err)) < 0)
+        return r;
+    if (!name)
+        return lh_fail(err, LH_RESOURCE_EXHAUSTED, "no memory");
+    return rpc_unary(cli->channel, name, request, reply_type, timeout_ms, reply, err);
+}
+
+int cli_stream(struct cli *cli, const char *method, const ProtobufCMessage *request,
+               const ProtobufCMessageDescriptor *reply_type, int timeout_ms, rpc_each_fn *each,
+               void *ctx, struct lh_error *err)
+{
+    lh_autofree char *name = full_name(method);
+    int r = connect_daemon(cli, err);
+
+    if (r < 0 || (r = check_socket(cli, err)) < 0)
+        return r;
+    if (!name)
+        return lh_fail(err, LH_RESOURCE_EXHAUSTED, "no memory");
+    return rpc_stream(cli->channel, name, request, reply_type, timeout_ms, each, ctx, err);
+}
+
+/* ---- verbs ---- */
+
+/* Words of the verb that argv begins with; 0 = another verb. */
+static int verb_words(const struct cli_verb *v, int argc, char **argv)
+{
+    size_t first = strcspn(v->name, " ");
+
+    if (argc < 1 || strncmp(argv[0], v->name, first) || argv[0][first])
+        return 0;
+    if (!v->name[first])
+        return 1;
+    return argc > 1 && !strcmp(argv[1], v->name + first + 1) ? 2 : 0;
+}
+
+static const struct cli_verb *find_verb(int argc, char **argv, int *words)
+{
+    const struct cli_verb *best = NULL;
+
+    *words = 0;
+    for (size_t t = 0; t < LH_ARRAY_SIZE(tables); t++)
+        for (const struct cli_verb *v = tables[t]; v->name; v++) {
+            int n = verb_words(v, argc, argv);
+            if (n > *words) {
+                *words = n;
+                best = v;
+            }
+        }
+    return best;
+}
+
+static char *list_verbs(int key, const char *text, void *input)
+{
+    char *out = NULL;
+    size_t len;
+
+    (void)input;
+    if (key != ARGP_KEY_HELP_POST_DOC)
+        return (char *)text;
+    lh_autofclose FILE *f = open_memstream(&out, &len);
+    if (!f)
+        return (char *)text;
+    fputs("Verbs (agentenv VERB --help says more):\n", f);
+    for (size_t t = 0; t < LH_ARRAY_SIZE(tables); t++)
+        for (const struct cli_verb *v = tables[t]; v->name; v++)
+            fprintf(f, "  %-18s %-26s %s\n", v->name, v->args, v->doc);
+    fflush(f);
+    return out;
+}
+
+struct words {
+    int argc;
+    char **argv;
+};
+
+static error_t take_verb(int key, char *arg, struct argp_state *state)
+{
+    struct words *w = state->input;
+
+    (void)arg;
+    switch (key) {
+    case ARGP_KEY_ARG:
+        w->argv = state->argv + state->next - 1;
+        w->argc = state->argc - state->next + 1;
+        state->next = state->argc; /* the verb's own parser has the rest */
+        return 0;
+    case ARGP_KEY_NO_ARGS:
+        argp_error(state, "which verb?");
+        return 0;
+    default:
+        return ARGP_ERR_UNKNOWN;
+    }
+}
+
+static int exit_status(const struct cli_verb *v, int r, const struct lh_error *err)
+{
+    if (r >= 0)
+        return r;
+    fprintf(stderr, "agentenv %s: %s\n", v->name, err->message);
+    if (!strcmp(v->name, "exec"))
+        return r == LH_UNAVAILABLE ? CLI_AGAIN : CLI_EXEC_FAILED;
+    return r == LH_UNAVAILABLE ? CLI_AGAIN : CLI_FAILED;
+}
+
+int main(int argc, char **argv)
+{
+    const struct argp argp = {
+        NULL, take_verb, "VERB [ARGUMENT...]", "Sandboxes of agentenvd.\v", NULL, list_verbs, NULL};
+    struct words w = {0};
+    struct lh_error err = {0};
+    int words;
+
+    setlocale(LC_CTYPE, "C.UTF-8");
+    argp_err_exit_status = CLI_USAGE;
+    program.json = !isatty(STDOUT_FILENO);
+    program.socket = getenv("AGENTENV_SOCKET");
+    cli_parse(&argp, argc, argv, &w);
+    const struct cli_verb *v = find_verb(w.argc, w.argv, &words);
+    if (!v) {
+        fprintf(stderr, "agentenv: no verb \"%s\"; agentenv --help lists them\n", w.argv[0]);
+        return CLI_USAGE;
+    }
+    lh_autofree char *name = lh_format("agentenv %s", v->name);
+    if (name)
+        w.argv[words - 1] = name;
+    int r = v->run(&program, w.argc - words + 1, w.argv + words - 1, &err);
+    rpc_channel_destroy(program.channel);
+    return exit_status(v, r, &err);
+}

@@ -1,0 +1,213 @@
+/* snapshot, snapshot ls, retain, release; gc and audit. */
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "agentenv/cli/verbs.h"
+#include "proto/id.h"
+#include "proto/parse.h"
+
+struct args {
+    int min, max, n;
+    char *argv[2];
+    const char *retain, *key, *owner, *grace;
+};
+
+enum { OPT_RETAIN = 256, OPT_KEY, OPT_OWNER, OPT_GRACE };
+
+static error_t parse(int key, char *arg, struct argp_state *state)
+{
+    struct args *a = state->input;
+
+    switch (key) {
+    case OPT_RETAIN:
+        a->retain = arg;
+        return 0;
+    case OPT_KEY:
+        a->key = arg;
+        return 0;
+    case OPT_OWNER:
+        a->owner = arg;
+        return 0;
+    case OPT_GRACE:
+        a->grace = arg;
+        return 0;
+    case ARGP_KEY_ARG:
+        if (a->n == a->max)
+            argp_error(state, "too many arguments, from \"%s\" on", arg);
+        a->argv[a->n++] = arg;
+        return 0;
+    case ARGP_KEY_END:
+        if (a->n < a->min)
+            argp_error(state, "arguments are missing");
+        return 0;
+    default:
+        return ARGP_ERR_UNKNOWN;
+    }
+}
+
+static int snapshot(struct cli *cli, int argc, char **argv, struct lh_error *err)
+{
+    static const struct argp_option options[] = {
+        {"retain", OPT_RETAIN, "OWNER", 0,
+         "Keep it under this name; without, gc may take it after 10 minutes", 0},
+        {"key", OPT_KEY, "KEY", 0, "Idempotency key: the same key gives the same snapshot", 0},
+        {0},
+    };
+    const struct argp argp = {
+        options, parse, "ID", "Takes a snapshot of a sandbox's files and prints its id.",
+        NULL,    NULL,  NULL};
+    V1(SnapshotRequest) req = LONGHAUL__SANDBOX__V1__SNAPSHOT_REQUEST__INIT;
+    lh_automsg(V1(Snapshot)) made = NULL;
+    struct args a = {.min = 1, .max = 1};
+    char key[LH_ID_SIZE];
+
+    cli_parse(&argp, argc, argv, &a);
+    lh_id_new_text(key);
+    req.id = a.argv[0];
+    req.idempotency_key = a.key ? (char *)a.key : key;
+    if (a.retain)
+        req.retain_owner = (char *)a.retain;
+    req.attempt = CURRENT_ATTEMPT;
+    int r = cli_call(cli, "TakeSnapshot", &req.base, &longhaul__sandbox__v1__snapshot__descriptor,
+                     CALL_MS, (ProtobufCMessage **)&made, err);
+    return r < 0 ? r : cli_new_id_print(cli, made->id, err);
+}
+
+static json_t *strings(char **list, size_t n)
+{
+    json_t *a = json_array();
+
+    for (size_t i = 0; i < n; i++)
+        json_array_append_new(a, json_string(list[i]));
+    return a;
+}
+
+static int snapshot_ls(struct cli *cli, int argc, char **argv, struct lh_error *err)
+{
+    static const struct argp_option options[] = {
+        {"owner", OPT_OWNER, "PREFIX", 0, "Only those retained by an owner that begins so", 0},
+        {0}};
+    static const char *const columns[] = {"id",    "sandbox", "image",  "engine",
+                                          "bytes", "created", "owners", NULL};
+    const struct argp argp = {options, parse, "", "Lists snapshots.", NULL, NULL, NULL};
+    V1(ListSnapshotsRequest) req = LONGHAUL__SANDBOX__V1__LIST_SNAPSHOTS_REQUEST__INIT;
+    lh_automsg(V1(ListSnapshotsReply)) reply = NULL;
+    struct args a = {0};
+
+    cli_parse(&argp, argc, argv, &a);
+    if (a.owner)
+        req.owner_prefix = (char *)a.owner;
+    int r = cli_call(cli, "ListSnapshots", &req.base,
+                     &longhaul__sandbox__v1__list_snapshots_reply__descriptor, CALL_MS,
+                     (ProtobufCMessage **)&reply, err);
+    if (r < 0)
+        return r;
+    json_t *rows = json_array();
+    for (size_t i = 0; i < reply->n_snapshots; i++) {
+        const V1(Snapshot) *s = reply->snapshots[i];
+        char when[24];
+        cli_time(s->created_ms, when);
+        json_array_append_new(
+            rows,
+            json_pack("{s:s, s:s, s:s, s:s, s:s, s:s, s:I, s:I, s:s, s:o, s:o}", "id", s->id,
+                      "parent", s->parent, "sandbox", s->sandbox, "image", s->image, "task",
+                      s->task, "engine", s->engine, "bytes", (json_int_t)s->bytes, "created_ms",
+                      (json_int_t)s->created_ms, "created", when, "layers",
+                      strings(s->layers, s->n_layers), "owners", strings(s->owners, s->n_owners)));
+    }
+    return cli_print(cli, rows, columns, err);
+}
+
+static int owner_verb(struct cli *cli, int argc, char **argv, const char *method, const char *doc,
+                      struct lh_error *err)
+{
+    const struct argp argp = {NULL, parse, "SNAPSHOT OWNER", doc, NULL, NULL, NULL};
+    V1(SnapshotOwner) req = LONGHAUL__SANDBOX__V1__SNAPSHOT_OWNER__INIT;
+    lh_automsg(V1(Empty)) reply = NULL;
+    struct args a = {.min = 2, .max = 2};
+
+    cli_parse(&argp, argc, argv, &a);
+    req.snapshot = a.argv[0];
+    req.owner = a.argv[1];
+    return cli_call(cli, method, &req.base, &longhaul__sandbox__v1__empty__descriptor, CALL_MS,
+                    (ProtobufCMessage **)&reply, err);
+}
+
+static int snapshot_retain(struct cli *cli, int argc, char **argv, struct lh_error *err)
+{
+    return owner_verb(cli, argc, argv, "Retain", "Keeps a snapshot until OWNER releases it.", err);
+}
+
+static int snapshot_release(struct cli *cli, int argc, char **argv, struct lh_error *err)
+{
+    return owner_verb(cli, argc, argv, "Release", "Ends what retain began.", err);
+}
+
+static int gc(struct cli *cli, int argc, char **argv, struct lh_error *err)
+{
+    static const struct argp_option options[] = {
+        {"grace", OPT_GRACE, "TIME", 0, "Take only what has been unowned this long; default 10m",
+         0},
+        {0}};
+    static const char *const columns[] = {"snapshots", "layers", "bytes", NULL};
+    const struct argp argp = {options, parse, "",  "Removes snapshots that nobody retains.",
+                              NULL,    NULL,  NULL};
+    V1(GcRequest) req = LONGHAUL__SANDBOX__V1__GC_REQUEST__INIT;
+    lh_automsg(V1(GcReply)) reply = NULL;
+    struct args a = {0};
+    int r;
+
+    cli_parse(&argp, argc, argv, &a);
+    if (a.grace && (r = cli_duration(a.grace, &req.grace_ms, err)) < 0)
+        return r;
+    r = cli_call(cli, "Gc", &req.base, &longhaul__sandbox__v1__gc_reply__descriptor, CALL_MS,
+                 (ProtobufCMessage **)&reply, err);
+    if (r < 0)
+        return r;
+    return cli_print(cli,
+                     json_pack("[{s:I, s:I, s:I}]", "snapshots", (json_int_t)reply->snapshots,
+                               "layers", (json_int_t)reply->layers, "bytes",
+                               (json_int_t)reply->bytes),
+                     columns, err);
+}
+
+static int audit(struct cli *cli, int argc, char **argv, struct lh_error *err)
+{
+    static const char *const columns[] = {"sandboxes", "snapshots", "layers",
+                                          "bytes",     "problems",  NULL};
+    const struct argp argp = {NULL,
+                              parse,
+                              "",
+                              "Checks that everything that exists has a record, and the reverse; "
+                              "exit status 1 if not.",
+                              NULL,
+                              NULL,
+                              NULL};
+    V1(Empty) req = LONGHAUL__SANDBOX__V1__EMPTY__INIT;
+    lh_automsg(V1(AuditReply)) reply = NULL;
+    struct args a = {0};
+
+    cli_parse(&argp, argc, argv, &a);
+    int r = cli_call(cli, "Audit", &req.base, &longhaul__sandbox__v1__audit_reply__descriptor,
+                     CALL_MS, (ProtobufCMessage **)&reply, err);
+    if (r < 0)
+        return r;
+    r = cli_print(cli,
+                  json_pack("[{s:I, s:I, s:I, s:I, s:o}]", "sandboxes",
+                            (json_int_t)reply->sandboxes, "snapshots", (json_int_t)reply->snapshots,
+                            "layers", (json_int_t)reply->layers, "bytes", (json_int_t)reply->bytes,
+                            "problems", strings(reply->problems, reply->n_problems)),
+                  columns, err);
+    return r < 0 ? r : reply->n_problems ? CLI_FAILED : 0;
+}
+
+const struct cli_verb snapshot_verbs[] = {
+    {"snapshot", "ID", "take a snapshot, print its id", snapshot},
+    {"snapshot ls", "", "list snapshots", snapshot_ls},
+    {"snapshot retain", "SNAPSHOT OWNER", "keep a snapshot", snapshot_retain},
+    {"snapshot release", "SNAPSHOT OWNER", "let it go", snapshot_release},
+    {"gc", "", "remove what nobody retains", gc},
+    {"audit", "", "check that records and things agree", audit},
+    {0},
+};

@@ -1,0 +1,138 @@
+/* The life of the daemon's object: opened and recovered before anything is served, closed without
+ * touching a sandbox. */
+#include <errno.h>
+#include <fcntl.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+
+#include "agentenv/daemon/core.h"
+#include "agentenv/daemon/internal.h"
+#include "proto/file.h"
+
+struct db *daemon_db(struct daemon *d)
+{
+    return d->db;
+}
+
+const char *daemon_state_dir(const struct daemon *d)
+{
+    return d->state_dir;
+}
+
+static int make_dirs(struct daemon *d, struct lh_error *err)
+{
+    static const char *const names[] = {"boxes", "layers"};
+
+    for (size_t i = 0; i < LH_ARRAY_SIZE(names); i++) {
+        lh_autofree char *path = lh_format("%s/%s", d->state_dir, names[i]);
+        if (!path)
+            return lh_fail_errno(err, ENOMEM, "%s", d->state_dir);
+        int r = lh_make_dirs(path, 0700, err);
+        if (r < 0)
+            return r;
+    }
+    return 0;
+}
+
+static int lock_state(struct daemon *d, struct lh_error *err)
+{
+    lh_autofree char *path = lh_format("%s/lock", d->state_dir);
+
+    if (!path)
+        return lh_fail_errno(err, ENOMEM, "%s", d->state_dir);
+    d->lock_fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    if (d->lock_fd < 0)
+        return lh_fail_errno(err, errno, "opening %s", path);
+    if (flock(d->lock_fd, LOCK_EX | LOCK_NB) < 0)
+        return lh_fail(err, LH_ALREADY_EXISTS,
+                       "another agentenvd uses %s; stop it, or give another --state", d->state_dir);
+    return 0;
+}
+
+static struct daemon *new_daemon(const struct daemon_hooks *hooks, struct box_host *host)
+{
+    struct daemon *d = calloc(1, sizeof *d);
+    pthread_condattr_t attr;
+
+    if (!d)
+        return NULL;
+    d->lock_fd = d->epoll_fd = d->stop_fd = -1;
+    d->hooks = hooks;
+    d->host = host;
+    pthread_mutex_init(&d->lock, NULL);
+    pthread_condattr_init(&attr);
+    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+    pthread_cond_init(&d->janitor_wake, &attr);
+    pthread_condattr_destroy(&attr);
+    return d;
+}
+
+static int start(struct daemon *d, const char *state_dir, struct lh_error *err)
+{
+    int r = lh_make_dirs(state_dir, 0700, err);
+
+    d->state_dir = r == 0 ? realpath(state_dir, NULL) : NULL;
+    if (!d->state_dir)
+        return r < 0 ? r : lh_fail_errno(err, errno, "state directory %s", state_dir);
+    if ((r = lock_state(d, err)) < 0 || (r = make_dirs(d, err)) < 0 ||
+        (r = registry_open(d, err)) < 0 || (r = monitor_start(d, err)) < 0)
+        return r;
+    if (d->hooks->start && (r = d->hooks->start(d, err)) < 0)
+        return r;
+    if ((r = recover(d, err)) < 0)
+        return r;
+    return janitor_start(d, err);
+}
+
+struct daemon *daemon_open(const char *state_dir, const struct daemon_hooks *hooks,
+                           struct box_host *host, struct lh_error *err)
+{
+    struct daemon *d = new_daemon(hooks, host);
+
+    if (!d)
+        return lh_fail_errno(err, ENOMEM, "agentenvd"), NULL;
+    if (start(d, state_dir, err) < 0) {
+        daemon_close(d);
+        return NULL;
+    }
+    return d;
+}
+
+void daemon_close(struct daemon *d)
+{
+    if (!d)
+        return;
+    janitor_stop(d);
+    monitor_stop(d);
+    for (size_t i = 0; i < BUCKETS; i++)
+        while (d->buckets[i])
+            sandbox_forget(d, d->buckets[i]);
+    db_close(d->db);
+    int fds[] = {d->epoll_fd, d->stop_fd, d->lock_fd};
+    for (size_t i = 0; i < LH_ARRAY_SIZE(fds); i++)
+        if (fds[i] >= 0)
+            close(fds[i]);
+    pthread_cond_destroy(&d->janitor_wake);
+    pthread_mutex_destroy(&d->lock);
+    free(d->boot);
+    free(d->state_dir);
+    free(d);
+}
+
+int daemon_remove_all(struct daemon *d, struct lh_error *err)
+{
+    struct sandbox **list;
+    size_t n = sandbox_list(d, "", true, &list, err);
+    int first = 0;
+
+    for (size_t i = 0; i < n; i++) {
+        struct lh_error why = {0};
+        int r = daemon_remove(d, list[i]->id, ANY_ATTEMPT, &why);
+        if (r < 0 && r != LH_NOT_FOUND && first == 0)
+            first = lh_fail(err, r, "%s", why.message);
+        sandbox_unref(d, list[i]);
+    }
+    free(list);
+    return first;
+}

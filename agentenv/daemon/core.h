@@ -1,0 +1,19 @@
+/* Opening and closing the daemon's object; for main() and tests. */
+#ifndef AGENTENV_DAEMON_CORE_H
+#define AGENTENV_DAEMON_CORE_H
+
+#include "agentenv/daemon/daemon.h"
+#include "agentenv/sandbox/box.h"
+
+/* Opens the registry under state_dir (created if absent), recovers, and starts the threads that
+ * watch over sandboxes.  ALREADY_EXISTS when another process has the directory.  The host must have
+ * been created while the process had one thread; it outlives the daemon. */
+struct daemon *daemon_open(const char *state_dir, const struct daemon_hooks *hooks,
+                           struct box_host *host, struct lh_error *err);
+/* Sandboxes run on. */
+void daemon_close(struct daemon *d);
+LH_DEFINE_AUTO(daemon, daemon_close)
+
+int daemon_remove_all(struct daemon *d, struct lh_error *err);
+
+#endif

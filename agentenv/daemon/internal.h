@@ -1,0 +1,197 @@
+/* The inside of struct daemon, for agentenv/daemon and agentenv/snapshot only.
+ *
+ * Locks: `lock` guards the table of sandboxes and the watchers, and is held for computing only.
+ * The database has its own, taken after it or alone, never before it. */
+#ifndef AGENTENV_DAEMON_INTERNAL_H
+#define AGENTENV_DAEMON_INTERNAL_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "agentenv/daemon/daemon.h"
+#include "agentenv/sandbox/box.h"
+
+#define V1(name) Longhaul__Sandbox__V1__##name
+
+enum {
+    SB_CREATING = LONGHAUL__SANDBOX__V1__STATE__STATE_CREATING,
+    SB_RUNNING = LONGHAUL__SANDBOX__V1__STATE__STATE_RUNNING,
+    SB_FROZEN = LONGHAUL__SANDBOX__V1__STATE__STATE_FROZEN,
+    SB_SNAPSHOTTING = LONGHAUL__SANDBOX__V1__STATE__STATE_SNAPSHOTTING,
+    SB_FORKING = LONGHAUL__SANDBOX__V1__STATE__STATE_FORKING,
+    SB_DEAD = LONGHAUL__SANDBOX__V1__STATE__STATE_DEAD,
+    SB_DELETED = LONGHAUL__SANDBOX__V1__STATE__STATE_DELETED,
+};
+#define SB_IN(state) (1u << (state))
+#define SB_ANY       (~0u)
+
+enum { WAIT_DEFAULT_MS = 60000 }; /* for an operation whose caller gave no deadline */
+
+/* One sandbox that exists, dead ones included.  Strings are set before it enters the table and
+ * never change; the rest is under daemon.lock. */
+struct sandbox {
+    char id[LH_ID_SIZE];
+    char *name, *owner, *image, *image_id, *image_path, *snapshot, *task;
+    char *top_layer; /* read-only directory above the sealed layers, "" = none */
+    int64_t created_ms;
+    int64_t ttl_at_ms; /* lh_now_ms(); INT64_MAX = never */
+    bool transient;
+    Longhaul__Task__V1__Limits limits; /* resolved: no zero fields */
+    Longhaul__Task__V1__Network network;
+
+    int state, cause;
+    uint32_t attempt;
+    struct box *box; /* NULL before it runs and after it is dead */
+    pid_t init_pid;
+
+    unsigned refs;   /* the table's and those of operations */
+    unsigned execs;  /* commands running in it */
+    unsigned files;  /* transfers going on */
+    bool had_layers; /* sealed layers lie below it */
+    bool busy;       /* one operation has it alone */
+    bool ending;     /* being destroyed: its death is no news */
+    bool gone;       /* no longer in the table */
+    pthread_cond_t changed;
+    struct sandbox *next;
+};
+
+enum { BUCKETS = 4096, WATCH_BACKLOG = 1024 };
+
+struct watcher {
+    struct watcher *next;
+    V1(Event) queue[WATCH_BACKLOG];
+    char ids[WATCH_BACKLOG][LH_ID_SIZE];
+    size_t head, count;
+    bool overrun;
+    pthread_cond_t ready;
+};
+
+struct daemon {
+    char *state_dir;
+    int lock_fd;
+    struct db *db;
+    char *boot; /* id of this boot of the host */
+    struct box_host *host;
+    const struct daemon_hooks *hooks;
+    struct rpc_method methods[32]; /* of the service; lives as long as the server */
+
+    pthread_mutex_t lock;
+    struct sandbox *buckets[BUCKETS];
+    struct watcher *watchers;
+
+    int epoll_fd, stop_fd;
+    pthread_t monitor;
+    pthread_t janitor;
+    pthread_cond_t janitor_wake; /* with lock */
+    bool monitor_runs, janitor_runs, stopping;
+};
+
+/* ---- table.c: sandboxes in memory ---- */
+
+enum sandbox_hold {
+    HOLD_EXEC,  /* beside each other; waits for an operation that has it alone */
+    HOLD_FILES, /* the same, and such operations wait for it */
+    HOLD_ALONE, /* one at a time; running execs go on */
+};
+
+struct sandbox *sandbox_new(struct lh_error *err);        /* with one reference, not in the table */
+void sandbox_add(struct daemon *d, struct sandbox *s);    /* the table takes the reference */
+void sandbox_forget(struct daemon *d, struct sandbox *s); /* out of the table */
+void sandbox_unref(struct daemon *d, struct sandbox *s);
+
+/* By id or name, with a reference. */
+int sandbox_find(struct daemon *d, const char *id, struct sandbox **out, struct lh_error *err);
+/* Finds it so, refuses a lower `attempt` (ABORTED; ANY_ATTEMPT = do not ask) and takes
+ * note of a higher one, waits until `hold` is possible, and refuses states that are not in `states`
+ * (FAILED_PRECONDITION). */
+enum { ANY_ATTEMPT = UINT32_MAX };
+int sandbox_begin(struct daemon *d, const char *id, uint32_t attempt, unsigned states,
+                  enum sandbox_hold hold, int64_t deadline_ms, struct sandbox **out,
+                  struct lh_error *err);
+void sandbox_end(struct daemon *d, struct sandbox *s, enum sandbox_hold hold);
+/* Waits, holding it alone, until no exec runs in it. */
+int sandbox_wait_execs(struct daemon *d, struct sandbox *s, int64_t deadline_ms,
+                       struct lh_error *err);
+
+/* Changes the state, tells watchers and waiters; writes nothing. */
+void sandbox_set_state(struct daemon *d, struct sandbox *s, int state, int cause);
+const char *sandbox_state_name(int state);
+/* A message for List and Show.  With `usage`, asks the kernel for memory and processes. */
+V1(Sandbox) *
+    sandbox_message(struct daemon *d, struct sandbox *s, bool usage, struct lh_error *err);
+/* References to all that match, oldest first; the caller unrefs each and frees the array. */
+size_t sandbox_list(struct daemon *d, const char *owner_prefix, bool dead, struct sandbox ***out,
+                    struct lh_error *err);
+
+/* ---- registry.c: rows ---- */
+
+int registry_open(struct daemon *d, struct lh_error *err);
+/* Row of a sandbox being created, its key (NULL = none) and the layers of the snapshot it starts
+ * from (NULL = none), in one transaction. */
+int registry_insert(struct daemon *d, const struct sandbox *s, const char *kind, const char *key,
+                    const char *from_snapshot, struct lh_error *err);
+int registry_set_running(struct daemon *d, const struct sandbox *s,
+                         const struct box_identity *identity, struct lh_error *err);
+int registry_set_state(struct daemon *d, const char *id, int state, int cause,
+                       struct lh_error *err);
+int registry_set_attempt(struct daemon *d, const char *id, uint32_t attempt, struct lh_error *err);
+/* The row and its references to layers; with `key_too` its idempotency key is free again. */
+int registry_delete(struct daemon *d, const char *id, bool key_too, struct lh_error *err);
+/* Idempotency keys are apart by kind: "create", "snapshot", "fork", and "child" of a fork.  find
+ * leaves "" in id when the key is free; bind says ALREADY_EXISTS when it is not. */
+int registry_find_key(struct daemon *d, const char *kind, const char *key, char id[LH_ID_SIZE],
+                      struct lh_error *err);
+int registry_bind_key(struct daemon *d, const char *kind, const char *key, const char *object,
+                      struct lh_error *err);
+
+struct registry_row {
+    struct sandbox *sandbox;
+    struct box_identity identity;
+    bool this_boot; /* its processes may still run */
+};
+typedef int registry_row_fn(void *ctx, struct registry_row *row, struct lh_error *err);
+/* Every sandbox; the row function takes row->sandbox when it returns 0.  For recovery only: it runs
+ * with the database locked. */
+int registry_each(struct daemon *d, registry_row_fn *fn, void *ctx, struct lh_error *err);
+
+int registry_read_limits(Longhaul__Task__V1__Limits *to, sqlite3_stmt *row, int column,
+                         struct lh_error *err);
+
+/* ---- chain.c: the layers below a sandbox ---- */
+
+struct chain {
+    struct box_layer *layers; /* paths owned */
+    size_t n;
+};
+/* Top first: the sandbox's top layer, its sealed layers as recorded, its image. */
+int chain_load(struct daemon *d, const struct sandbox *s, struct chain *out, struct lh_error *err);
+void chain_finish(struct chain *c);
+struct box_spec sandbox_box_spec(const struct sandbox *s, const char *dir, const struct chain *c);
+
+char *sandbox_dir(const struct daemon *d, const char *id); /* STATE/boxes/ID; NULL: no memory */
+char *layer_dir(const struct daemon *d, const char *id);   /* STATE/layers/ID */
+
+/* ---- the rest ---- */
+
+int sandbox_check_key(const char *key, struct lh_error *err);
+/* Ends and forgets a sandbox that is held alone: processes, cgroup, mounts, files, layers nobody
+ * else needs, row.  After an error it stays, DEAD, and can be removed again. */
+int sandbox_destroy_held(struct daemon *d, struct sandbox *s, bool key_too, struct lh_error *err);
+
+/* Notices the death of sandboxes by their pidfds. */
+int monitor_start(struct daemon *d, struct lh_error *err);
+void monitor_stop(struct daemon *d);
+int monitor_add(struct daemon *d, struct sandbox *s, struct lh_error *err);
+
+/* Removes sandboxes whose time is up, and runs gc once a minute. */
+int janitor_start(struct daemon *d, struct lh_error *err);
+void janitor_stop(struct daemon *d);
+void janitor_wake(struct daemon *d); /* a new time to live */
+
+/* Before anything is served: makes registry, memory and machine agree. */
+int recover(struct daemon *d, struct lh_error *err);
+
+/* With daemon.lock held. */
+void watch_publish(struct daemon *d, const struct sandbox *s, int from, int to, int cause);
+
+#endif

@@ -1,0 +1,142 @@
+/* agentenvd: the node's sandboxes behind one unix socket. */
+#include <argp.h>
+#include <errno.h>
+#include <locale.h>
+#include <signal.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <xxhash.h>
+
+#include "agentenv/daemon/core.h"
+#include "agentenv/daemon/service.h"
+#include "proto/file.h"
+#include "proto/log.h"
+
+LH_LOG_COMPONENT("agentenvd");
+
+enum { EXIT_USAGE = 2, EXIT_AGAIN = 75, GRACE_MS = 3000, OPT_REMOVE = 256 };
+
+const char *argp_program_version = "agentenvd " LONGHAUL_VERSION;
+
+struct options {
+    const char *state, *socket, *cgroup;
+    bool remove_on_exit;
+};
+
+static const struct argp_option option_table[] = {
+    {"state", 's', "DIR", 0, "Registry, images, layers and sandboxes; created if absent", 0},
+    {"socket", 'S', "PATH", 0, "Unix socket to serve on (mode 0600)", 0},
+    {"cgroup", 'c', "NAME", 0, "Parent of the sandboxes' cgroups; default: made from DIR", 0},
+    {"remove-on-exit", OPT_REMOVE, 0, 0, "Remove every sandbox on SIGTERM; default: they run on",
+     0},
+    {0},
+};
+
+static error_t parse_option(int key, char *arg, struct argp_state *state)
+{
+    struct options *o = state->input;
+
+    switch (key) {
+    case 's':
+        o->state = arg;
+        return 0;
+    case 'S':
+        o->socket = arg;
+        return 0;
+    case 'c':
+        o->cgroup = arg;
+        return 0;
+    case OPT_REMOVE:
+        o->remove_on_exit = true;
+        return 0;
+    case ARGP_KEY_END:
+        if (!o->state || !o->socket)
+            argp_error(state, "--state and --socket are needed");
+        return 0;
+    default:
+        return ARGP_ERR_UNKNOWN;
+    }
+}
+
+/* Two daemons must not sweep each other's cgroups, and a restarted one must find its own. */
+static char *default_cgroup(const char *state_dir, struct lh_error *err)
+{
+    if (lh_make_dirs(state_dir, 0700, err) < 0)
+        return NULL;
+    lh_autofree char *real = realpath(state_dir, NULL);
+    if (!real)
+        return lh_fail_errno(err, errno, "state directory %s", state_dir), NULL;
+    return lh_format("agentenv-%016llx", (unsigned long long)XXH3_64bits(real, strlen(real)));
+}
+
+/* Every sandbox costs descriptors: init's socket, a pidfd, cgroup files. */
+static void raise_descriptor_limit(void)
+{
+    struct rlimit r;
+
+    if (getrlimit(RLIMIT_NOFILE, &r) < 0)
+        return;
+    r.rlim_cur = r.rlim_max;
+    if (setrlimit(RLIMIT_NOFILE, &r) < 0)
+        lh_warn("descriptor limit stays", "errno=%d", errno);
+}
+
+static int serve(const struct options *o, struct box_host *host, const sigset_t *stop,
+                 struct lh_error *err)
+{
+    int sig, r = 0;
+
+    lh_auto(daemon) d = daemon_open(o->state, &task_hooks, host, err);
+    if (!d)
+        return lh_wrap(err, "starting");
+    struct rpc_server *server = service_start(d, o->socket, err);
+    if (!server)
+        return lh_wrap(err, "serving on %s", o->socket);
+    lh_info("ready", "state=%s socket=%s", o->state, o->socket);
+    sigwait(stop, &sig);
+    lh_info("stopping", "signal=%d", sig);
+    rpc_server_destroy(server, GRACE_MS);
+    if (o->remove_on_exit)
+        r = daemon_remove_all(d, err);
+    return r;
+}
+
+static int run(const struct options *o, struct lh_error *err)
+{
+    lh_autofree char *cgroup = o->cgroup ? strdup(o->cgroup) : default_cgroup(o->state, err);
+    sigset_t stop;
+
+    if (!cgroup)
+        return lh_wrap(err, "cgroup name");
+    lh_auto(box_host) host =
+        box_host_create(&(struct box_host_options){.cgroup_parent = cgroup}, err);
+    if (!host)
+        return lh_wrap(err, "preparing for sandboxes (agentenv doctor says more)");
+    sigemptyset(&stop);
+    sigaddset(&stop, SIGTERM);
+    sigaddset(&stop, SIGINT);
+    pthread_sigmask(SIG_BLOCK, &stop, NULL); /* inherited by every thread made from here on */
+    signal(SIGPIPE, SIG_IGN);
+    return serve(o, host, &stop, err);
+}
+
+int main(int argc, char **argv)
+{
+    const struct argp argp = {
+        option_table, parse_option, NULL, "Keeps the sandboxes of this machine.", NULL, NULL, NULL};
+    struct options o = {0};
+    struct lh_error err = {0};
+
+    argp_err_exit_status = EXIT_USAGE;
+    argp_parse(&argp, argc, argv, 0, NULL, &o);
+    setlocale(LC_CTYPE, "C.UTF-8"); /* file names in archives */
+    if (getenv("LONGHAUL_SUPERVISED"))
+        prctl(PR_SET_PDEATHSIG, SIGTERM);
+    raise_descriptor_limit();
+    int r = run(&o, &err);
+    if (r == 0)
+        return 0;
+    lh_err("failed", "%s", err.message);
+    return r == LH_UNAVAILABLE ? EXIT_AGAIN : 1;
+}

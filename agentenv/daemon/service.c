@@ -1,0 +1,337 @@
+#include "agentenv/daemon/service.h"
+
+#include <errno.h>
+#include <string.h>
+
+#include "agentenv/daemon/internal.h"
+#include "agentenv/snapshot/snapshot.h"
+#include "longhaul/task/v1/service.pb-c.h"
+#include "proto/clock.h"
+#include "proto/parse.h"
+
+enum { THREADS = 128, GC_GRACE_DEFAULT_MS = 600000 };
+
+int64_t call_deadline_ms(const struct rpc_call *call)
+{
+    int64_t theirs = rpc_deadline_ms(call), ours = lh_now_ms() + WAIT_DEFAULT_MS;
+
+    return theirs == INT64_MAX ? ours : theirs;
+}
+
+/* A new message of TYPE as *reply, or the handler returns. */
+#define NEW_REPLY(TYPE, init, var)                                                                 \
+    V1(TYPE) *var = calloc(1, sizeof *var);                                                        \
+    if (!var)                                                                                      \
+        return lh_fail(err, LH_RESOURCE_EXHAUSTED, "no memory");                                   \
+    init(var);                                                                                     \
+    *reply = &var->base
+
+static int reply_sandbox(struct daemon *d, const char *id, ProtobufCMessage **reply,
+                         struct lh_error *err)
+{
+    V1(Sandbox) *s = daemon_show(d, id, err);
+
+    *reply = s ? &s->base : NULL;
+    return s ? 0 : err->code;
+}
+
+V1(Sandbox) * daemon_show(struct daemon *d, const char *id, struct lh_error *err)
+{
+    struct sandbox *s;
+
+    if (sandbox_find(d, id, &s, err) < 0)
+        return NULL;
+    V1(Sandbox) *m = sandbox_message(d, s, true, err);
+    sandbox_unref(d, s);
+    return m;
+}
+
+static int service_create(void *ctx, struct rpc_call *call, const ProtobufCMessage *request,
+                          ProtobufCMessage **reply, struct lh_error *err)
+{
+    const V1(CreateRequest) *req = (const void *)request;
+    char id[LH_ID_SIZE];
+    int r = sandbox_check_key(req->idempotency_key, err);
+
+    if (r == 0)
+        r = daemon_create(ctx, req, NULL, call_deadline_ms(call), id, err);
+    return r < 0 ? r : reply_sandbox(ctx, id, reply, err);
+}
+
+static int service_show(void *ctx, struct rpc_call *call, const ProtobufCMessage *request,
+                        ProtobufCMessage **reply, struct lh_error *err)
+{
+    (void)call;
+    return reply_sandbox(ctx, ((const V1(SandboxId) *)request)->id, reply, err);
+}
+
+static int service_list(void *ctx, struct rpc_call *call, const ProtobufCMessage *request,
+                        ProtobufCMessage **reply, struct lh_error *err)
+{
+    const V1(ListSandboxesRequest) *req = (const void *)request;
+    struct daemon *d = ctx;
+    struct sandbox **list;
+    int r = 0;
+
+    (void)call;
+    NEW_REPLY(ListSandboxesReply, longhaul__sandbox__v1__list_sandboxes_reply__init, out);
+    size_t n = sandbox_list(d, req->owner_prefix, req->all, &list, err);
+    out->sandboxes = calloc(n + 1, sizeof *out->sandboxes);
+    if (!out->sandboxes)
+        r = lh_fail_errno(err, ENOMEM, "listing sandboxes");
+    for (size_t i = 0; i < n; i++) {
+        if (r == 0 && !(out->sandboxes[i] = sandbox_message(d, list[i], true, err)))
+            r = LH_RESOURCE_EXHAUSTED;
+        out->n_sandboxes += r == 0;
+        sandbox_unref(d, list[i]);
+    }
+    free(list);
+    return r;
+}
+
+static int remove_owned(struct daemon *d, const char *prefix, uint32_t attempt, uint32_t *removed,
+                        struct lh_error *err)
+{
+    struct sandbox **list;
+    size_t n = sandbox_list(d, prefix, true, &list, err);
+    int first = 0;
+
+    for (size_t i = 0; i < n; i++) {
+        struct lh_error why = {0};
+        int r = daemon_remove(d, list[i]->id, attempt, &why);
+        *removed += r == 0;
+        if (r < 0 && r != LH_NOT_FOUND && first == 0) /* the others first */
+            first = lh_fail(err, r, "%s", why.message);
+        sandbox_unref(d, list[i]);
+    }
+    free(list);
+    return first;
+}
+
+static int service_remove(void *ctx, struct rpc_call *call, const ProtobufCMessage *request,
+                          ProtobufCMessage **reply, struct lh_error *err)
+{
+    const V1(RemoveRequest) *req = (const void *)request;
+
+    (void)call;
+    NEW_REPLY(RemoveReply, longhaul__sandbox__v1__remove_reply__init, out);
+    if (!req->id[0] == !req->owner_prefix[0])
+        return lh_fail(err, LH_INVALID_ARGUMENT, "give either id or owner_prefix");
+    if (!req->id[0])
+        return remove_owned(ctx, req->owner_prefix, req->attempt, &out->removed, err);
+    int r = daemon_remove(ctx, req->id, req->attempt, err);
+    out->removed = r == 0;
+    return r;
+}
+
+/* Freeze and thaw are one operation with two directions; asking for the state it has is fine. */
+static int set_frozen(struct daemon *d, const V1(SandboxAttempt) * req, bool frozen,
+                      int64_t deadline_ms, struct lh_error *err)
+{
+    int to = frozen ? SB_FROZEN : SB_RUNNING;
+    struct sandbox *s;
+    int r = sandbox_begin(d, req->id, req->attempt, SB_IN(SB_RUNNING) | SB_IN(SB_FROZEN),
+                          HOLD_ALONE, deadline_ms, &s, err);
+
+    if (r < 0)
+        return r;
+    if (s->state != to) {
+        r = frozen ? box_freeze(s->box, err) : box_thaw(s->box, err);
+        if (r == 0)
+            r = registry_set_state(d, s->id, to, 0, err);
+        if (r == 0)
+            sandbox_set_state(d, s, to, 0);
+    }
+    sandbox_end(d, s, HOLD_ALONE);
+    return r;
+}
+
+static int service_freeze(void *ctx, struct rpc_call *call, const ProtobufCMessage *request,
+                          ProtobufCMessage **reply, struct lh_error *err)
+{
+    const V1(SandboxAttempt) *req = (const void *)request;
+    int r = set_frozen(ctx, req, true, call_deadline_ms(call), err);
+
+    return r < 0 ? r : reply_sandbox(ctx, req->id, reply, err);
+}
+
+static int service_thaw(void *ctx, struct rpc_call *call, const ProtobufCMessage *request,
+                        ProtobufCMessage **reply, struct lh_error *err)
+{
+    const V1(SandboxAttempt) *req = (const void *)request;
+    int r = set_frozen(ctx, req, false, call_deadline_ms(call), err);
+
+    return r < 0 ? r : reply_sandbox(ctx, req->id, reply, err);
+}
+
+/* ---- snapshots ---- */
+
+static int reply_snapshot(struct daemon *d, const char *id, ProtobufCMessage **reply,
+                          struct lh_error *err)
+{
+    V1(Snapshot) *s = snapshot_show(d, id, err);
+
+    *reply = s ? &s->base : NULL;
+    return s ? 0 : err->code;
+}
+
+static int take_snapshot(struct daemon *d, const V1(SnapshotRequest) * req, int64_t deadline_ms,
+                         char id[LH_ID_SIZE], struct lh_error *err)
+{
+    const struct snapshot_options o = {.key_kind = "snapshot",
+                                       .key = req->idempotency_key,
+                                       .owner = req->retain_owner,
+                                       .durable = true,
+                                       .state = SB_SNAPSHOTTING};
+    struct sandbox *s;
+    int r = registry_find_key(d, "snapshot", req->idempotency_key, id, err);
+
+    /* Done before: the sandbox need not be there any more. */
+    if (r == 0 && id[0] && snapshot_is_ready(d, id))
+        return 0;
+    if (r == 0)
+        r = sandbox_begin(d, req->id, req->attempt, SB_IN(SB_RUNNING) | SB_IN(SB_FROZEN),
+                          HOLD_ALONE, deadline_ms, &s, err);
+    if (r < 0)
+        return r;
+    r = registry_find_key(d, "snapshot", req->idempotency_key, id, err);
+    if (r == 0 && !id[0])
+        r = snapshot_take(d, s, &o, id, err);
+    sandbox_end(d, s, HOLD_ALONE);
+    return r;
+}
+
+static int service_take_snapshot(void *ctx, struct rpc_call *call, const ProtobufCMessage *request,
+                                 ProtobufCMessage **reply, struct lh_error *err)
+{
+    const V1(SnapshotRequest) *req = (const void *)request;
+    char id[LH_ID_SIZE];
+    int r = sandbox_check_key(req->idempotency_key, err);
+
+    if (r == 0 && req->retain_owner[0])
+        r = snapshot_check_owner(req->retain_owner, err);
+    if (r == 0)
+        r = take_snapshot(ctx, req, call_deadline_ms(call), id, err);
+    return r < 0 ? r : reply_snapshot(ctx, id, reply, err);
+}
+
+static int service_list_snapshots(void *ctx, struct rpc_call *call, const ProtobufCMessage *request,
+                                  ProtobufCMessage **reply, struct lh_error *err)
+{
+    V1(ListSnapshotsReply) *out =
+        snapshot_list(ctx, ((const V1(ListSnapshotsRequest) *)request)->owner_prefix, err);
+
+    (void)call;
+    *reply = out ? &out->base : NULL;
+    return out ? 0 : err->code;
+}
+
+static int service_retain(void *ctx, struct rpc_call *call, const ProtobufCMessage *request,
+                          ProtobufCMessage **reply, struct lh_error *err)
+{
+    const V1(SnapshotOwner) *req = (const void *)request;
+
+    (void)call;
+    NEW_REPLY(Empty, longhaul__sandbox__v1__empty__init, out);
+    return snapshot_retain(ctx, req->snapshot, req->owner, err);
+}
+
+static int service_release(void *ctx, struct rpc_call *call, const ProtobufCMessage *request,
+                           ProtobufCMessage **reply, struct lh_error *err)
+{
+    const V1(SnapshotOwner) *req = (const void *)request;
+
+    (void)call;
+    NEW_REPLY(Empty, longhaul__sandbox__v1__empty__init, out);
+    return snapshot_release(ctx, req->snapshot, req->owner, err);
+}
+
+static int service_reconcile(void *ctx, struct rpc_call *call, const ProtobufCMessage *request,
+                             ProtobufCMessage **reply, struct lh_error *err)
+{
+    (void)call;
+    NEW_REPLY(ReconcileReply, longhaul__sandbox__v1__reconcile_reply__init, out);
+    return snapshot_reconcile(ctx, (const V1(ReconcileRequest) *)request, out, err);
+}
+
+static int service_gc(void *ctx, struct rpc_call *call, const ProtobufCMessage *request,
+                      ProtobufCMessage **reply, struct lh_error *err)
+{
+    uint32_t grace_ms = ((const V1(GcRequest) *)request)->grace_ms;
+    struct gc_result done = {0};
+
+    (void)call;
+    NEW_REPLY(GcReply, longhaul__sandbox__v1__gc_reply__init, out);
+    int r = snapshot_gc(ctx, grace_ms ? grace_ms : GC_GRACE_DEFAULT_MS, &done, err);
+    out->snapshots = done.snapshots;
+    out->layers = done.layers;
+    out->bytes = done.bytes;
+    return r;
+}
+
+static int service_audit(void *ctx, struct rpc_call *call, const ProtobufCMessage *request,
+                         ProtobufCMessage **reply, struct lh_error *err)
+{
+    (void)call;
+    (void)request;
+    NEW_REPLY(AuditReply, longhaul__sandbox__v1__audit_reply__init, out);
+    return daemon_audit(ctx, out, err);
+}
+
+static int service_engines(void *ctx, struct rpc_call *call, const ProtobufCMessage *request,
+                           ProtobufCMessage **reply, struct lh_error *err)
+{
+    (void)ctx;
+    (void)call;
+    (void)request;
+    NEW_REPLY(EnginesReply, longhaul__sandbox__v1__engines_reply__init, out);
+    out->engines = calloc(1, sizeof *out->engines);
+    if (!out->engines || !(out->engines[0] = strdup("fsonly")))
+        return lh_fail_errno(err, ENOMEM, "engines");
+    out->n_engines = 1;
+    return 0;
+}
+
+/* ---- the table ---- */
+
+struct rpc_server *service_start(struct daemon *d, const char *socket, struct lh_error *err)
+{
+    const struct daemon_hooks *h = d->hooks;
+    const struct rpc_method sandboxes[] = {
+        {"Create", service_create, NULL},
+        {"Show", service_show, NULL},
+        {"List", service_list, NULL},
+        {"Remove", service_remove, NULL},
+        {"Exec", NULL, service_exec},
+        {"Freeze", service_freeze, NULL},
+        {"Thaw", service_thaw, NULL},
+        {"Fork", service_fork, NULL},
+        {"Verify", h->verify, NULL},
+        {"Watch", NULL, service_watch},
+        {"Upload", service_upload, NULL},
+        {"Download", NULL, service_download},
+        {"ListFiles", service_list_files, NULL},
+        {"TakeSnapshot", service_take_snapshot, NULL},
+        {"ListSnapshots", service_list_snapshots, NULL},
+        {"Retain", service_retain, NULL},
+        {"Release", service_release, NULL},
+        {"Reconcile", service_reconcile, NULL},
+        {"ImportImage", h->import_image, NULL},
+        {"ListImages", h->list_images, NULL},
+        {"RemoveImage", h->remove_image, NULL},
+        {"Gc", service_gc, NULL},
+        {"Audit", service_audit, NULL},
+        {"Engines", service_engines, NULL},
+        {0},
+    };
+    memcpy(d->methods, sandboxes, sizeof sandboxes);
+    const struct rpc_service services[] = {
+        {&longhaul__sandbox__v1__sandboxes__descriptor, d->methods, d},
+        {&longhaul__task__v1__tasks__descriptor, h->tasks, d},
+    };
+    const struct rpc_server_options o = {.path = socket,
+                                         .threads = THREADS,
+                                         .services = services,
+                                         .n_services = LH_ARRAY_SIZE(services)};
+    return rpc_server_create(&o, err);
+}

@@ -1,0 +1,18 @@
+/* Handlers of longhaul.sandbox.v1.Sandboxes that lie beside what they serve.  Each checks its
+ * request and calls the inside (daemon.h, snapshot.h); the short ones are in service.c. */
+#ifndef AGENTENV_DAEMON_SERVICE_H
+#define AGENTENV_DAEMON_SERVICE_H
+
+#include "proto/rpc.h"
+
+struct daemon;
+
+rpc_stream_fn service_exec, service_watch, service_download;
+rpc_unary_fn service_upload, service_list_files, service_fork;
+
+/* The caller's deadline, or WAIT_DEFAULT_MS from now. */
+int64_t call_deadline_ms(const struct rpc_call *call);
+
+struct rpc_server *service_start(struct daemon *d, const char *socket, struct lh_error *err);
+
+#endif
