@@ -88,6 +88,18 @@ static size_t utf8_length(const uint8_t *p, const uint8_t *end)
     return c < form[n].first || c > 0x10ffff || surrogate ? 0 : n + 1;
 }
 
+bool lh_text_valid(const void *text, size_t len)
+{
+    const uint8_t *p = text, *end = p + len;
+
+    for (size_t n; p < end; p += n) {
+        n = utf8_length(p, end);
+        if (!n)
+            return false;
+    }
+    return true;
+}
+
 static int check_text(struct guard *g, const uint8_t *p, const uint8_t *end)
 {
     for (size_t n; p < end; p += n) {

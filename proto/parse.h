@@ -9,6 +9,7 @@
 #define PROTO_PARSE_H
 
 #include <protobuf-c/protobuf-c.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -24,6 +25,9 @@ struct lh_parse_limits {
  * offset) on anything unacceptable.  Free with lh_message_free(). */
 ProtobufCMessage *lh_parse(const ProtobufCMessageDescriptor *type, const void *data, size_t len,
                            struct lh_parse_limits limits, struct lh_error *err);
+
+/* UTF-8 without NUL, what every string field of a message must be. */
+bool lh_text_valid(const void *text, size_t len);
 
 /* Packs into a new buffer; NULL when memory is out. */
 uint8_t *lh_pack(const ProtobufCMessage *m, size_t *len, struct lh_error *err);
