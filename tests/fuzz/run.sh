@@ -5,8 +5,10 @@ set -u
 here=$(cd "$(dirname "$0")" && pwd)
 cd "$1/tests/fuzz" || exit 1
 rc=0
+ran=0
 for target in fuzz_*; do
     [ -x "$target" ] && [ ! -d "$target" ] || continue
+    ran=$((ran + 1))
     corpus=$here/corpus/$target
     [ -d "$corpus" ] || corpus=
     mkdir -p "found-$target"
@@ -19,4 +21,5 @@ for target in fuzz_*; do
         rc=1
     fi
 done
+[ "$ran" -gt 0 ] || { echo "FAILED: no fuzz target in $1"; rc=1; }
 exit $rc

@@ -28,7 +28,7 @@ class Rpc(unittest.TestCase):
         cls.dir = tempfile.TemporaryDirectory(prefix="lh-rpc-py-")
         subprocess.run(["protoc", f"--proto_path={PROTO_DIR}", f"--python_out={cls.dir.name}",
                         "test.proto"], check=True)
-        health = os.path.join(PROTO_DIR, "../../../proto")
+        health = os.path.join(PROTO_DIR, "../../proto")
         subprocess.run(["protoc", f"--proto_path={health}", f"--python_out={cls.dir.name}",
                         "grpc/health/v1/health.proto"], check=True)
         sys.path.insert(0, cls.dir.name)
