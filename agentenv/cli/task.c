@@ -93,7 +93,7 @@ static int register_all(struct cli *cli, const TaskSet *set, struct registering 
         req.set = &part;
         req.no_verify = g->no_verify;
         req.parallel = g->parallel;
-        int r = rpc_stream(cli->channel, "/longhaul.task.v1.Tasks/Add", &req.base,
+        int r = cli_stream(cli, "/longhaul.task.v1.Tasks/Add", &req.base,
                            &longhaul__task__v1__register_reply__descriptor, REGISTER_MS,
                            show_progress, g, err);
         if (r < 0)

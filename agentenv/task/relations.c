@@ -102,8 +102,10 @@ static int by_path(const void *a, const void *b)
 /* No path twice, none a directory of another. */
 static int paths_differ(const char *field, File *const *files, size_t n, struct lh_error *err)
 {
-    lh_autofree File **sorted = calloc(n + 1, sizeof *sorted);
+    lh_autofree File **sorted = n > 1 ? calloc(n, sizeof *sorted) : NULL;
 
+    if (n < 2)
+        return 0;
     if (!sorted)
         return lh_fail(err, LH_RESOURCE_EXHAUSTED, "no memory to compare %zu files", n);
     memcpy(sorted, files, n * sizeof *sorted);
