@@ -62,28 +62,28 @@ static int run_setup(struct daemon *d, const Task *t, const char *sandbox, int64
     return 0;
 }
 
-/* Asked again until it is content or the time to boot is over. */
+/* Asked again until it is content or the time to boot is over; then its last answer is reported,
+ * not that the question after it was cut short. */
 static int wait_healthy(struct daemon *d, const Task *t, const char *sandbox, int64_t deadline_ms,
                         struct lh_error *err)
 {
     const char *command = t->environment->healthcheck;
     struct task_result result;
-    char how[800];
+    char how[800] = "";
 
     if (!*command)
         return 0;
-    for (;;) {
+    do {
         int r = run_shell(d, t, sandbox, command, deadline_ms, &result, err);
 
         if (r < 0)
             return lh_wrap(err, "healthcheck");
         if (result.exit.status == 0 && !result.exit.timed_out)
             return 0;
-        if (lh_ms_left(deadline_ms) == 0)
-            break;
+        if (!*how || !result.exit.timed_out)
+            task_describe(&result, how, sizeof how);
         nanosleep(&(struct timespec){.tv_nsec = 100 * 1000 * 1000}, NULL);
-    }
-    task_describe(&result, how, sizeof how);
+    } while (lh_ms_left(deadline_ms) > 0);
     return lh_fail(err, LH_DEADLINE_EXCEEDED, "healthcheck '%.100s': %s", command, how);
 }
 

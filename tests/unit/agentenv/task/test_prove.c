@@ -68,7 +68,7 @@ Test(prove, an_unhealthy_environment_is_refused, .timeout = 60)
     house_open(&h);
     build(&b);
     b.environment.healthcheck = (char *)"test -e /never";
-    b.timeout.ms = 400;
+    b.timeout.ms = 1500; /* a loaded machine starts slowly */
     b.timeouts.boot = &b.timeout;
     cr_expect(eq(int, task_prove(h.d, &b.task, NULL, &e), LH_DEADLINE_EXCEEDED), "%s", e.message);
     cr_expect(strstr(e.message, "healthcheck 'test -e /never': exit status 1") != NULL, "%s",
