@@ -86,7 +86,7 @@ struct start {
     bool task;
 };
 
-enum { OPT_PIDS = 256, OPT_NETWORK, OPT_TTL, OPT_OWNER, OPT_KEY, OPT_TASK, OPT_ALL, OPT_ATTEMPT };
+enum { OPT_PIDS = 256, OPT_NETWORK, OPT_TTL, OPT_OWNER, OPT_KEY, OPT_TASK, OPT_ALL = 'a' };
 
 static const struct argp_option start_options[] = {
     {"name", 'n', "NAME", 0, "Unique among the living; usable instead of the id", 0},
@@ -451,7 +451,7 @@ bool cli_remote_path(char *arg, char **id, char **path)
 static int ls(struct cli *cli, int argc, char **argv, struct lh_error *err)
 {
     static const struct argp_option options[] = {
-        {"all", 'a', 0, 0, "Dead sandboxes too", 0},
+        {"all", OPT_ALL, 0, 0, "Dead sandboxes too", 0},
         {"owner", OPT_OWNER, "PREFIX", 0, "Only those whose owner begins so", 0},
         {0},
     };

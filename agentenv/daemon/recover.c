@@ -82,10 +82,11 @@ static int adopt(struct daemon *d, struct registry_row *row, struct lh_error *er
         return bury(d, s, LONGHAUL__SANDBOX__V1__DEATH_CAUSE__DEATH_HOST_RESTART,
                     "the host was restarted", err);
     s->box = adopt_box(d, s, &row->identity, &why);
-    if (!s->box)
+    if (!s->box) /* FAILED_PRECONDITION: alive, but cut off in the middle of a seal */
         return bury(d, s,
-                    why.code == LH_NOT_FOUND ? LONGHAUL__SANDBOX__V1__DEATH_CAUSE__DEATH_KILLED
-                                             : LONGHAUL__SANDBOX__V1__DEATH_CAUSE__DEATH_ERROR,
+                    why.code == LH_FAILED_PRECONDITION
+                        ? LONGHAUL__SANDBOX__V1__DEATH_CAUSE__DEATH_ERROR
+                        : LONGHAUL__SANDBOX__V1__DEATH_CAUSE__DEATH_KILLED,
                     why.message, err);
     if (s->state != SB_FROZEN && box_thaw(s->box, &why) < 0) /* a freeze or seal was cut off */
         lh_warn("thaw failed", "sandbox=%s why=%s", s->id, why.message);

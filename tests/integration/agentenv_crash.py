@@ -1,0 +1,193 @@
+#!/usr/bin/python3
+"""agentenv_crash.py AGENTENVD AGENTENV PROTO_DIR: kill -9 of the daemon, and a full disk (I1, I7)."""
+import os
+import random
+import subprocess
+import tempfile
+import threading
+import time
+import unittest
+
+import grpc
+
+import agentenv_lab as lab
+
+pb = lab.stubs()
+
+
+class Adoption(lab.DaemonTest):
+    def test_sandboxes_outlive_the_daemon(self):
+        run = self.d.out("start", "bb", "--name", "run")
+        cold = self.d.out("start", "bb")
+        self.d.sh(cold, "echo kept > /work/f")
+        snap = self.d.out("snapshot", cold, "--retain", "t")
+        self.d.sh(cold, "echo later > /work/g")
+        self.d.run("freeze", cold)
+        client = subprocess.Popen([lab.AGENTENV, "--socket", self.d.socket, "exec", "run", "sh", "-c",
+                                   "i=0; while [ $i -lt 40 ]; do i=$((i+1)); echo $i >> /work/out; "
+                                   "sleep 0.05; done; echo end >> /work/out"],
+                                  stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        time.sleep(0.5)
+        self.d.kill()
+        self.assertEqual(client.wait(), 75, "try again")
+        pids = {s: None for s in (run, cold)}
+        self.d.start()
+        after = {s["id"]: s for s in self.d.json("ls")}
+        self.assertEqual(set(after), set(pids))
+        self.assertEqual((after[run]["state"], after[cold]["state"]), ("RUNNING", "FROZEN"))
+        deadline = time.monotonic() + 15
+        while "end" not in self.d.sh("run", "cat /work/out").stdout and time.monotonic() < deadline:
+            time.sleep(0.1)
+        self.assertEqual(self.d.sh("run", "cat /work/out").stdout.split(),
+                         [str(i) for i in range(1, 41)] + ["end"])
+        self.d.run("thaw", cold)
+        self.assertEqual(self.d.sh(cold, "cat /work/f /work/g").stdout, "kept\nlater\n")
+        self.d.sh(cold, "echo third > /work/h")
+        second = self.d.out("snapshot", cold)
+        copy = self.d.out("resume", second)
+        self.assertEqual(self.d.sh(copy, "cat /work/f /work/g /work/h").stdout, "kept\nlater\nthird\n")
+        self.d.run("snapshot", "release", snap, "t")
+
+    def test_a_sandbox_that_died_meanwhile_is_dead(self):
+        box = self.d.out("start", "bb")
+        pid = self.d.json("ls")[0]["init_pid"]
+        self.d.kill()
+        os.kill(pid, 9)
+        self.d.start()
+        self.assertEqual([(s["id"], s["state"], s["cause"]) for s in self.d.json("ls", "-a")],
+                         [(box, "DEAD", "KILLED")])
+
+    def test_sigterm_leaves_them_running(self):
+        box = self.d.out("start", "bb")
+        self.assertEqual(self.d.stop(), 0)
+        self.d.start()
+        self.assertEqual(self.d.sh(box, "echo alive").stdout, "alive\n")
+
+    def test_orphans_are_reaped(self):
+        for kind in ("boxes", "layers"):
+            os.makedirs(os.path.join(self.d.state, kind, "01ARZ3NDEKTSV4RRFFQ69G5FAV", "x"))
+        self.assertEqual(len(self.d.audit()), 2)
+        self.d.kill()
+        self.d.start()
+        self.assertEqual(self.d.audit(), [])
+
+    def test_two_daemons_do_not_share_a_state(self):
+        r = subprocess.run([lab.AGENTENVD, "--state", self.d.state, "--socket", self.d.dir + "/other",
+                            "--cgroup", self.d.cgroup + "-x"], capture_output=True, text=True, timeout=20)
+        self.assertEqual(r.returncode, 1)
+        self.assertIn("another agentenvd", r.stderr)
+
+
+class Load(threading.Thread):
+    """Creates, writes, snapshots, removes until its daemon is gone; remembers what was acknowledged."""
+
+    def __init__(self, socket, seed):
+        super().__init__()
+        self.c, self.seed = lab.Client(pb, socket), seed
+        self.alive, self.snapshots = {}, {}
+        self.error = None
+
+    def run(self):
+        try:
+            for i in range(10 ** 6):
+                self.turn("%s-%d" % (self.seed, i))
+        except grpc.RpcError as e:
+            # the daemon was killed; anything else is a failure
+            if e.code() not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
+                self.error = e
+
+    def turn(self, key):
+        box = self.c.call("Create", idempotency_key=key, image="bb").id
+        self.alive[box] = None
+        for turn in range(2):
+            self.c.sh(box, "echo %s-%d > /work/f" % (key, turn))
+            s = self.c.call("TakeSnapshot", id=box, idempotency_key="%s/%d" % (key, turn),
+                            retain_owner="load")
+            self.snapshots[s.id] = "%s-%d" % (key, turn)
+        self.alive[box] = "removing"
+        self.c.call("Remove", id=box)
+        del self.alive[box]
+
+
+class Crash(lab.DaemonTest):
+    def test_kill_at_random_moments(self):
+        rounds = 200 if lab.SOAK else 20
+        seed = int(os.environ.get("SEED", random.randrange(10 ** 6)))
+        print("seed", seed)
+        rng = random.Random(seed)
+        snapshots = {}
+        for i in range(rounds):
+            loads = [Load(self.d.socket, "%d-%d-%d" % (seed, i, j)) for j in range(3)]
+            for l in loads:
+                l.start()
+            time.sleep(0.03 + rng.random() * 0.5)
+            self.d.kill()
+            for l in loads:
+                l.join()
+                l.c.close()
+                self.assertIsNone(l.error)
+            self.d.start()
+            self.check(loads, snapshots)
+        print("%d rounds, %d snapshots kept, %d sandboxes cut off in a seal" % (rounds, len(snapshots),
+                                                                              self.dead))
+        c = lab.Client(pb, self.d.socket)
+        self.assertGreater(len(snapshots), 0)
+        for s in rng.sample(sorted(snapshots), min(10, len(snapshots))):
+            box = c.call("Create", idempotency_key="check" + s, snapshot=s).id
+            self.assertEqual(c.sh(box, "cat /work/f")[1].strip(), snapshots[s])
+        for s in snapshots:
+            c.call("Release", snapshot=s, owner="load")
+        for s in c.call("ListSnapshots").snapshots:
+            for owner in s.owners:
+                c.call("Release", snapshot=s.id, owner=owner)
+        c.close()
+
+    def check(self, loads, snapshots):
+        self.assertEqual(self.d.audit(), [])
+        c = lab.Client(pb, self.d.socket)
+        there = {s.id: s for s in c.call("List", all=True).sandboxes}
+        for l in loads:
+            for box, doing in l.alive.items():
+                if not doing:
+                    self.assertIn(box, there, "an acknowledged sandbox is lost")
+            snapshots.update(l.snapshots)
+        listed = {s.id for s in c.call("ListSnapshots", owner_prefix="load").snapshots}
+        self.assertLessEqual(set(snapshots), listed, "an acknowledged snapshot is lost")
+        dead = [s.id for s in there.values() if s.state == pb.STATE_DEAD]
+        self.dead = getattr(self, "dead", 0) + len(dead)
+        for box in there:
+            c.call("Remove", id=box)
+        c.close()
+        self.assertEqual(self.d.leftovers(), [])
+
+
+class FullDisk(unittest.TestCase):
+    def test_a_full_state_directory_refuses_and_recovers(self):
+        mount = tempfile.mkdtemp(prefix="agentenvd-full-")
+        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", mount], check=True)
+        d = lab.Daemon(state=mount + "/state")
+        try:
+            d.import_image()
+            box = d.out("start", "bb")
+            d.sh(box, "echo before > /work/f")
+            snap = d.out("snapshot", box, "--retain", "t")
+            d.sh(box, "dd if=/dev/zero of=/work/fill bs=64k 2>/dev/null", check=False)
+            for args in (("snapshot", box), ("start", "bb"), ("snapshot", box, "--retain", "t2")):
+                r = d.run(*args, check=False)
+                self.assertIn(r.returncode, (0, 1), r.stderr)
+                if r.returncode:
+                    self.assertTrue(r.stderr)
+            d.sh(box, "rm /work/fill", check=False)
+            d.run("rm", "--all")
+            d.run("gc", "--grace", "0.001")
+            self.assertEqual(d.audit(), [])
+            again = d.out("resume", snap)
+            self.assertEqual(d.sh(again, "cat /work/f").stdout, "before\n")
+            self.assertEqual(d.close(), [])
+        finally:
+            subprocess.run(["umount", "-l", mount])
+            os.rmdir(mount)
+
+
+if __name__ == "__main__":
+    lab.main()
