@@ -5,15 +5,11 @@
 #include "proto/ipc.h"
 
 #include <errno.h>
-#include <fcntl.h>
-#include <libgen.h>
 #include <poll.h>
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/file.h>
 #include <sys/socket.h>
-#include <sys/stat.h>
 #include <sys/un.h>
 #include <time.h>
 #include <unistd.h>
@@ -21,24 +17,14 @@
 #include "proto/cleanup.h"
 #include "proto/clock.h"
 #include "proto/parse.h"
+#include "proto/unix_socket.h"
 
-enum { BACKLOG = 128, RETRY_MS = 10, LISTEN_LOCK_MS = 2000 };
+enum { RETRY_MS = 10 };
 
 union fd_control {
     struct cmsghdr align;
     char bytes[CMSG_SPACE(IPC_MAX_FDS * sizeof(int))];
 };
-
-static int fill_address(const char *path, struct sockaddr_un *a, struct lh_error *err)
-{
-    *a = (struct sockaddr_un){.sun_family = AF_UNIX};
-    if (!*path || strlen(path) >= sizeof a->sun_path)
-        return lh_fail(err, LH_INVALID_ARGUMENT,
-                       "socket path \"%s\" must have 1 to %zu bytes; choose a shorter directory",
-                       path, sizeof a->sun_path - 1);
-    strcpy(a->sun_path, path);
-    return 0;
-}
 
 static int open_socket(struct lh_error *err)
 {
@@ -68,7 +54,7 @@ int ipc_connect(const char *path, int timeout_ms, struct lh_error *err)
 {
     struct sockaddr_un address;
     int64_t deadline = lh_now_ms() + timeout_ms;
-    int r = fill_address(path, &address, err);
+    int r = lh_unix_address(path, &address, err);
 
     if (r < 0)
         return r;
@@ -87,101 +73,26 @@ int ipc_connect(const char *path, int timeout_ms, struct lh_error *err)
     return lh_steal_fd(&fd);
 }
 
-/* Two servers that start at once must not both find the file stale: whoever looks and binds holds a
- * lock on the directory, which leaves nothing behind. */
-static int lock_directory_of(const char *path, struct lh_error *err)
-{
-    lh_autofree char *copy = strdup(path);
-    int64_t deadline = lh_now_ms() + LISTEN_LOCK_MS;
-
-    if (!copy)
-        return lh_fail_errno(err, ENOMEM, "listening on %s", path);
-    const char *dir = dirname(copy);
-    lh_autoclose int fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (fd < 0)
-        return lh_fail_errno(err, errno, "directory of socket %s", path);
-    while (flock(fd, LOCK_EX | LOCK_NB) < 0) {
-        if ((errno != EWOULDBLOCK && errno != EINTR) || !lh_ms_left(deadline))
-            return lh_fail_errno(err, errno, "another server is starting in %s", dir);
-        nap(deadline);
-    }
-    return lh_steal_fd(&fd);
-}
-
-static int remove_stale(const char *path, const struct sockaddr_un *address, struct lh_error *err)
-{
-    lh_autoclose int fd = open_socket(err);
-    struct stat st;
-
-    if (fd < 0)
-        return fd;
-    if (connect(fd, (const struct sockaddr *)address, sizeof *address) == 0 || errno == EAGAIN)
-        return lh_fail(err, LH_ALREADY_EXISTS, "%s is in use by a running server; stop it first",
-                       path);
-    if (errno == ENOENT)
-        return 0;
-    if (errno != ECONNREFUSED)
-        return lh_fail_errno(err, errno, "cannot tell whether %s is in use", path);
-    if (lstat(path, &st) == 0 && !S_ISSOCK(st.st_mode))
-        return lh_fail(err, LH_ALREADY_EXISTS, "%s is a file, not a socket; choose another path",
-                       path);
-    if (unlink(path) < 0 && errno != ENOENT)
-        return lh_fail_errno(err, errno, "cannot remove the stale socket %s", path);
-    return 0;
-}
-
 int ipc_listen(const char *path, struct lh_error *err)
 {
-    struct sockaddr_un address;
-    int r = fill_address(path, &address, err);
-
-    if (r < 0)
-        return r;
-    lh_autoclose int lock = lock_directory_of(path, err);
-    if (lock < 0)
-        return lock;
-    r = remove_stale(path, &address, err);
-    if (r < 0)
-        return r;
-    lh_autoclose int fd = open_socket(err);
-    if (fd < 0)
-        return fd;
-    /* On Linux the mode of the unbound socket becomes the file's: no window, no umask. */
-    if (fchmod(fd, 0600) < 0 || bind(fd, (struct sockaddr *)&address, sizeof address) < 0 ||
-        listen(fd, BACKLOG) < 0)
-        return lh_fail_errno(err, errno, "cannot listen on %s", path);
-    return lh_steal_fd(&fd);
-}
-
-static int accept_one(int listen_fd, struct lh_error *err)
-{
-    for (;;) {
-        int fd = accept4(listen_fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
-        if (fd >= 0)
-            return fd;
-        if (errno == EAGAIN)
-            return lh_fail(err, LH_UNAVAILABLE, "no client is waiting");
-        if (errno != EINTR && errno != ECONNABORTED)
-            return lh_fail_errno(err, errno, "accept");
-    }
+    return lh_unix_listen(path, SOCK_SEQPACKET, NULL, err);
 }
 
 int ipc_accept(int listen_fd, pid_t *pid, struct lh_error *err)
 {
-    for (;;) {
-        struct ucred peer;
-        socklen_t len = sizeof peer;
-        lh_autoclose int fd = accept_one(listen_fd, err);
-        if (fd < 0)
-            return fd;
-        if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &len) < 0 ||
-            (peer.uid != geteuid() && peer.uid != 0))
-            continue;
-        raise_send_buffer(fd);
-        if (pid)
-            *pid = peer.pid;
-        return lh_steal_fd(&fd);
-    }
+    struct lh_error e = {0};
+    struct ucred peer;
+    int fd;
+
+    do
+        fd = lh_unix_accept(listen_fd, &peer, &e);
+    while (fd == LH_PERMISSION_DENIED);
+    if (fd < 0)
+        return lh_fail(err, fd, "%s", e.message);
+    raise_send_buffer(fd);
+    if (pid)
+        *pid = peer.pid;
+    return fd;
 }
 
 static int wait_for(int fd, short events, int64_t deadline, struct lh_error *err)

@@ -6,11 +6,11 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/un.h>
 
 #include "proto/clock.h"
 #include "proto/file.h"
 #include "proto/rpc_core.h"
+#include "proto/unix_socket.h"
 
 enum { BACKOFF_MIN_MS = 50, BACKOFF_MAX_MS = 500, CONNECT_MS = 1000 };
 
@@ -58,15 +58,12 @@ static grpc_channel *open_channel(const char *path)
 
 struct rpc_channel *rpc_channel_create(const char *path, struct lh_error *err)
 {
-    struct rpc_channel *ch = NULL;
+    struct sockaddr_un address;
 
-    if (!*path || strlen(path) >= sizeof((struct sockaddr_un *)0)->sun_path) {
-        lh_fail(err, LH_INVALID_ARGUMENT, "socket path \"%s\" must have 1 to %zu bytes", path,
-                sizeof((struct sockaddr_un *)0)->sun_path - 1);
+    if (lh_unix_address(path, &address, err))
         return NULL;
-    }
     rpc_core_open();
-    ch = calloc(1, sizeof *ch);
+    struct rpc_channel *ch = calloc(1, sizeof *ch);
     if (ch) {
         ch->path = strdup(path);
         ch->channel = ch->path ? open_channel(path) : NULL;

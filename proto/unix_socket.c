@@ -16,7 +16,7 @@
 
 enum { BACKLOG = 128, LOCK_MS = 2000, RETRY_MS = 10 };
 
-static int fill_address(const char *path, struct sockaddr_un *a, struct lh_error *err)
+int lh_unix_address(const char *path, struct sockaddr_un *a, struct lh_error *err)
 {
     *a = (struct sockaddr_un){.sun_family = AF_UNIX};
     if (!*path || strlen(path) >= sizeof a->sun_path)
@@ -82,7 +82,7 @@ int lh_unix_listen(const char *path, int type, ino_t *inode, struct lh_error *er
 {
     struct sockaddr_un a;
     struct stat st;
-    int r = fill_address(path, &a, err);
+    int r = lh_unix_address(path, &a, err);
 
     if (r)
         return r;
@@ -121,6 +121,8 @@ int lh_unix_accept(int listen_fd, struct ucred *peer, struct lh_error *err)
     socklen_t len = sizeof *peer;
     lh_autoclose int fd = accept4(listen_fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
 
+    if (fd < 0 && (errno == EAGAIN || errno == ECONNABORTED || errno == EINTR))
+        return lh_fail(err, LH_UNAVAILABLE, "no client is waiting");
     if (fd < 0)
         return lh_fail_errno(err, errno, "accepting a connection");
     if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, peer, &len) < 0)

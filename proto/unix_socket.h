@@ -5,8 +5,12 @@
 
 #include <sys/socket.h>
 #include <sys/types.h>
+#include <sys/un.h>
 
 #include "proto/error.h"
+
+/* INVALID_ARGUMENT for a path that does not fit (107 bytes). */
+int lh_unix_address(const char *path, struct sockaddr_un *a, struct lh_error *err);
 
 /* Listening, non-blocking fd; `type` is SOCK_STREAM or SOCK_SEQPACKET.  ALREADY_EXISTS ("socket in
  * use") when a live server has the path or something that is no socket is there; the file of a dead
