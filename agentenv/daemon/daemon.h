@@ -93,6 +93,15 @@ struct daemon_task {
     ProtobufCMessage *owned; /* freed with lh_message_free() */
 };
 
+/* What a command in a task's sandbox gets where its request says nothing.  env: NAME=value, each
+ * owned, like the array; the other strings live as long as `owned`. */
+struct daemon_exec_defaults {
+    const char *cwd, *user;
+    char **env;
+    size_t n_env;
+    ProtobufCMessage *owned; /* freed with lh_message_free() */
+};
+
 struct daemon_hooks {
     /* Called once after the registry is open and before recovery: tables, clean-up of imports cut
      * short. */
@@ -101,6 +110,8 @@ struct daemon_hooks {
                       struct lh_error *err);
     int (*task_find)(struct daemon *d, const char *name, struct daemon_task *out,
                      struct lh_error *err);
+    int (*task_exec_defaults)(struct daemon *d, const char *task, struct daemon_exec_defaults *out,
+                              struct lh_error *err);
     /* The sandbox runs; puts the task's files in, runs setup and healthcheck.  A failure undoes
      * the create. */
     int (*task_setup)(struct daemon *d, const char *task, const char *sandbox, int64_t deadline_ms,

@@ -4,11 +4,13 @@
 #include "agentenv/daemon/internal.h"
 #include "agentenv/daemon/service.h"
 #include "proto/clock.h"
+#include "proto/parse.h"
 
 enum { TIMEOUT_DEFAULT_MS = 30000, STDIN_MAX = 1 << 20, ARGS_MAX = 65536 };
 
 struct running {
     struct rpc_call *call;
+    bool from_outside; /* the task's defaults apply; who is inside has said everything */
     daemon_output_fn *output;
     void *ctx;
     int status; /* what `output` failed with */
@@ -50,14 +52,24 @@ static int check_request(const V1(ExecRequest) * req, struct lh_error *err)
     return 0;
 }
 
-/* Pointers only; the strings stay the request's. */
-static char **null_terminated(char *const *list, size_t n)
+/* Pointers only; the strings stay the owners'.  Later ones win. */
+static char **null_terminated(char *const *before, size_t n_before, char *const *list, size_t n)
 {
-    char **out = calloc(n + 1, sizeof *out);
+    char **out = calloc(n_before + n + 1, sizeof *out);
 
+    if (out && n_before)
+        memcpy(out, before, n_before * sizeof *out);
     if (out && n)
-        memcpy(out, list, n * sizeof *out);
+        memcpy(out + n_before, list, n * sizeof *out);
     return out;
+}
+
+static void defaults_finish(struct daemon_exec_defaults *defaults)
+{
+    for (size_t i = 0; i < defaults->n_env; i++)
+        free(defaults->env[i]);
+    free(defaults->env);
+    lh_message_free(defaults->owned);
 }
 
 static void fill_exit(V1(ExecExit) * to, const struct box_exec_result *from)
@@ -72,11 +84,17 @@ static void fill_exit(V1(ExecExit) * to, const struct box_exec_result *from)
     to->wall_ms = from->wall_ms;
 }
 
-static int run(struct sandbox *s, const V1(ExecRequest) * req, struct running *running,
-               V1(ExecExit) * exit, struct lh_error *err)
+static int run(struct daemon *d, struct sandbox *s, const V1(ExecRequest) * req,
+               struct running *running, V1(ExecExit) * exit, struct lh_error *err)
 {
-    lh_autofree char **argv = null_terminated(req->argv, req->n_argv);
-    lh_autofree char **env = null_terminated(req->env, req->n_env);
+    __attribute__((cleanup(defaults_finish))) struct daemon_exec_defaults defaults = {0};
+    int r = running->from_outside && s->task[0]
+                ? d->hooks->task_exec_defaults(d, s->task, &defaults, err)
+                : 0;
+    if (r < 0)
+        return lh_wrap(err, "exec in sandbox %s", s->id);
+    lh_autofree char **argv = null_terminated(NULL, 0, req->argv, req->n_argv);
+    lh_autofree char **env = null_terminated(defaults.env, defaults.n_env, req->env, req->n_env);
     struct box_exec_result result = {0};
     char exec_id[LH_ID_SIZE];
 
@@ -87,8 +105,8 @@ static int run(struct sandbox *s, const V1(ExecRequest) * req, struct running *r
         .exec_id = exec_id,
         .argv = (const char *const *)argv,
         .env = (const char *const *)env,
-        .cwd = req->cwd,
-        .user = req->user,
+        .cwd = *req->cwd || !defaults.cwd ? req->cwd : defaults.cwd,
+        .user = *req->user || !defaults.user ? req->user : defaults.user,
         .stdin_data = req->stdin.data,
         .stdin_len = req->stdin.len,
         .timeout_ms = req->timeout_ms ? req->timeout_ms : TIMEOUT_DEFAULT_MS,
@@ -97,7 +115,7 @@ static int run(struct sandbox *s, const V1(ExecRequest) * req, struct running *r
         .cancelled = on_cancelled,
         .ctx = running,
     };
-    int r = box_exec(s->box, &spec, &result, err);
+    r = box_exec(s->box, &spec, &result, err);
     if (r == 0 && running->status < 0)
         return running->status;
     if (r == 0 && result.cancelled)
@@ -121,7 +139,7 @@ static int exec_in(struct daemon *d, const V1(ExecRequest) * req, unsigned state
     if (r < 0)
         return r;
     running->err = err;
-    r = run(s, req, running, exit, err);
+    r = run(d, s, req, running, exit, err);
     sandbox_end(d, s, HOLD_EXEC);
     return r;
 }
@@ -154,7 +172,8 @@ int service_exec(void *ctx, struct rpc_call *call, const ProtobufCMessage *reque
 {
     V1(ExecEvent) last = LONGHAUL__SANDBOX__V1__EXEC_EVENT__INIT;
     V1(ExecExit) exit;
-    struct running running = {.call = call, .output = send_output, .ctx = call};
+    struct running running = {
+        .call = call, .from_outside = true, .output = send_output, .ctx = call};
     int r = exec_in(ctx, (const V1(ExecRequest) *)request, SB_IN(SB_RUNNING), &running, &exit, err);
 
     if (r < 0)

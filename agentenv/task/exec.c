@@ -65,20 +65,38 @@ static void free_variables(struct variables *v)
     free(v->env);
 }
 
-static int make_variables(const Task *t, const struct task_command *c, struct variables *out,
-                          struct lh_error *err)
+int task_variables(const Task *t, char ***env, size_t *n, struct lh_error *err)
 {
     const Longhaul__Task__V1__Environment *e = t->environment;
 
-    out->env = calloc(e->n_env + LH_ARRAY_SIZE(c->extra_env), sizeof *out->env);
-    if (!out->env)
+    *n = 0;
+    *env = calloc(e->n_env + 1, sizeof **env);
+    if (!*env)
         return lh_fail(err, LH_RESOURCE_EXHAUSTED, "no memory for the environment");
-    for (; out->n < e->n_env; out->n++, out->owned++) {
-        out->env[out->n] = variable_of(e->env[out->n], err);
-        if (!out->env[out->n])
+    for (; *n < e->n_env; ++*n) {
+        (*env)[*n] = variable_of(e->env[*n], err);
+        if (!(*env)[*n])
             return err ? err->code : LH_FAILED_PRECONDITION;
     }
-    for (size_t i = 0; i < LH_ARRAY_SIZE(c->extra_env) && c->extra_env[i]; i++)
+    return 0;
+}
+
+static int make_variables(const Task *t, const struct task_command *c, struct variables *out,
+                          struct lh_error *err)
+{
+    size_t extra = 0;
+    int r = task_variables(t, &out->env, &out->owned, err);
+
+    while (extra < LH_ARRAY_SIZE(c->extra_env) && c->extra_env[extra])
+        extra++;
+    out->n = out->owned;
+    if (r < 0 || !extra)
+        return r;
+    char **grown = realloc(out->env, (out->n + extra) * sizeof *grown);
+    if (!grown)
+        return lh_fail(err, LH_RESOURCE_EXHAUSTED, "no memory for the environment");
+    out->env = grown;
+    for (size_t i = 0; i < extra; i++)
         out->env[out->n++] = (char *)c->extra_env[i];
     return 0;
 }

@@ -25,6 +25,10 @@ struct task_result {
 int task_exec(struct daemon *d, const Task *task, const char *sandbox, const struct task_command *c,
               struct task_result *result, struct lh_error *err);
 
+/* The task's own variables as NAME=value; the caller frees each of the *n and the array, also after
+ * an error. */
+int task_variables(const Task *task, char ***env, size_t *n, struct lh_error *err);
+
 /* "exit status 2", "signal 9", "no end within 60000 ms", with the output behind it. */
 void task_describe(const struct task_result *result, char *text, size_t size);
 

@@ -2,6 +2,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "agentenv/task/exec.h"
 #include "agentenv/task/image.h"
 #include "agentenv/task/layer.h"
 #include "agentenv/task/register.h"
@@ -143,6 +144,19 @@ static int find(struct daemon *d, const char *name, struct daemon_task *out, str
     return 0;
 }
 
+static int exec_defaults(struct daemon *d, const char *name, struct daemon_exec_defaults *out,
+                         struct lh_error *err)
+{
+    RegisteredTask *t = task_fetch(d, name, err);
+
+    if (!t)
+        return err ? err->code : LH_NOT_FOUND;
+    out->owned = &t->base;
+    out->cwd = task_workdir(t->task);
+    out->user = t->task->environment->user;
+    return task_variables(t->task, &out->env, &out->n_env, err);
+}
+
 static const struct rpc_method methods[] = {
     {"Add", .stream = task_add_rpc},
     {"List", .unary = list_rpc},
@@ -155,6 +169,7 @@ const struct daemon_hooks task_hooks = {
     .start = start,
     .image_find = image_find,
     .task_find = find,
+    .task_exec_defaults = exec_defaults,
     .task_setup = task_setup,
     .audit = image_audit,
     .verify = verify_rpc,
