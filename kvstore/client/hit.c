@@ -4,6 +4,7 @@
 
 #include "kvstore/client/internal.h"
 #include "kvstore/protocol.h"
+#include "proto/crc.h"
 #include "proto/parse.h"
 
 typedef Longhaul__Kv__V1__Request Request;
@@ -102,12 +103,14 @@ static void give_back(struct kv_hit *h, bool corrupt)
         kv_client_release(h->client, &h->visit, lease, corrupt);
 }
 
+/* The checksum is of the private copy: what was checked is what will be used, whatever happens to
+ * the shared pages meanwhile. */
 static int copy_extent(struct kv_hit *h, uint64_t offset, size_t bytes, uint32_t crc, void *to,
                        struct lh_error *err)
 {
     const uint8_t *from = kv_map_at(h->visit.map, offset, bytes);
 
-    if (from && kv_copy_out(to, from, bytes) == crc)
+    if (from && lh_crc32c_copy(0, to, from, bytes) == crc)
         return 0;
     give_back(h, true);
     return lh_fail(err, LH_DATA_LOSS, "the store returned %zu bytes with a wrong checksum", bytes);

@@ -36,9 +36,4 @@ int kv_client_root(struct kv_client *c, struct kv_key *root, int64_t deadline_ms
 /* Ends a lease or gives a ticket up. */
 void kv_client_release(struct kv_client *c, struct kv_visit *visit, uint64_t id, bool corrupt);
 
-/* Copies and returns the CRC32C of the copy. */
-uint32_t kv_copy_out(void *to, const void *from, size_t len);
-/* Copies and returns the CRC32C of the source. */
-uint32_t kv_copy_in(void *to, const void *from, size_t len);
-
 #endif

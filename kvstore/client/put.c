@@ -6,6 +6,7 @@
 #include "kvstore/client/internal.h"
 #include "kvstore/protocol.h"
 #include "proto/clock.h"
+#include "proto/crc.h"
 #include "proto/parse.h"
 
 typedef Longhaul__Kv__V1__Request Request;
@@ -61,7 +62,7 @@ static int copy_extent(struct put *p, uint64_t offset, const void *from, size_t 
                           : "kvstored granted pages outside of its segment");
     if (!lh_ms_left(p->deadline_ms))
         return lh_fail(err, LH_DEADLINE_EXCEEDED, "copying into the store took too long");
-    *crc = kv_copy_in(to, from, bytes);
+    *crc = lh_crc32c_copy(0, to, from, bytes);
     p->copied += (int64_t)bytes;
     return 0;
 }

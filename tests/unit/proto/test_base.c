@@ -63,6 +63,19 @@ Test(crc, known_values)
     cr_assert(eq(u32, lh_crc32c(0, "", 0), 0));
 }
 
+Test(crc, a_copy_has_the_checksum_of_its_source)
+{
+    uint8_t from[300], to[300];
+
+    for (size_t i = 0; i < sizeof from; i++)
+        from[i] = (uint8_t)(i * 37);
+    for (size_t n = 0; n < 280; n++) {
+        memset(to, 0xee, sizeof to);
+        cr_assert(eq(u32, lh_crc32c_copy(5, to + 3, from + 1, n), lh_crc32c(5, from + 1, n)));
+        cr_assert(memcmp(to + 3, from + 1, n) == 0 && to[2] == 0xee && to[3 + n] == 0xee);
+    }
+}
+
 Test(file, write_is_atomic_and_read_is_bounded)
 {
     char dir[] = "/tmp/lh-base-XXXXXX";
