@@ -77,6 +77,26 @@ static struct exec *place(void)
     return oldest;
 }
 
+/* The daemon says one thing on a channel: that it has the result. */
+static void hear(struct exec *e)
+{
+    char c;
+    ssize_t n = recv(e->channel, &c, 1, MSG_DONTWAIT);
+
+    if (n > 0 && e->told)
+        forget(e);
+    else if (n == 0 || (n < 0 && errno != EAGAIN))
+        close_fd(&e->channel);
+}
+
+/* A daemon may use an id again, or ask for an exec, right after it took the result. */
+static void hear_all(void)
+{
+    for (size_t i = 0; i < WIRE_MAX_EXECS; i++)
+        if (table[i].used && table[i].told && table[i].channel >= 0)
+            hear(&table[i]);
+}
+
 static void refuse(int channel, int errnum, const char *why)
 {
     struct wire_event ev = {.kind = WIRE_NO_START, .value = errnum};
@@ -123,9 +143,10 @@ static int start_command(struct exec *e, const int fds[WIRE_EXEC_FDS], uint32_t 
 
 void exec_start(const struct wire_request *req, const int fds[WIRE_EXEC_FDS])
 {
-    struct exec *e = find(req->exec_id) ? NULL : place();
     int channel = fds[WIRE_FD_CHANNEL], r;
 
+    hear_all();
+    struct exec *e = find(req->exec_id) ? NULL : place();
     if (!e) {
         refuse(channel, find(req->exec_id) ? EEXIST : EAGAIN, "the table of execs");
         close(fds[WIRE_FD_KILL]);
@@ -153,8 +174,8 @@ void exec_start(const struct wire_request *req, const int fds[WIRE_EXEC_FDS])
 
 void exec_attach(const char *exec_id, int channel)
 {
+    hear_all();
     struct exec *e = find(exec_id);
-
     if (!e) {
         refuse(channel, ENOENT, "no such exec");
         return;
@@ -264,18 +285,6 @@ static void send_output(struct exec *e)
     }
     if (e->ended && !e->told && e->channel >= 0 && !e->blocked)
         send_last(e);
-}
-
-/* The daemon says one thing on a channel: that it has the result. */
-static void hear(struct exec *e)
-{
-    char c;
-    ssize_t n = recv(e->channel, &c, 1, MSG_DONTWAIT);
-
-    if (n > 0 && e->told)
-        forget(e);
-    else if (n == 0 || (n < 0 && errno != EAGAIN))
-        close_fd(&e->channel);
 }
 
 static void expire(struct exec *e)

@@ -40,8 +40,6 @@ enum { BOX_START_MS = 10000, BOX_KILL_MS = 10000, BOX_FREEZE_MS = 10000 };
 void box_upper_names(unsigned n, char upper[32], char work[32]);
 /* Makes dir/upper.N and dir/work.N. */
 int box_make_upper(int dir_fd, unsigned n, struct lh_error *err);
-/* Bytes on disk below an open directory. */
-uint64_t box_tree_bytes(int dir_fd);
 int box_upper_fd(const struct box *b, struct lh_error *err);
 bool box_name_valid(const char *name);
 
@@ -49,6 +47,13 @@ bool box_name_valid(const char *name);
 int box_receive_report(int fd, int64_t deadline_ms, struct wire_report *r, int *pass_fd,
                        struct lh_error *err);
 int box_push_layer(struct box *b, const char *path, struct lh_error *err);
+
+/* tree.c: both take any tree an agent can make. */
+
+/* Bytes on disk below an open directory. */
+uint64_t box_tree_bytes(int dir_fd);
+/* rm -r, never leaving the file system; absent is fine. */
+int box_remove_tree(const char *path, struct lh_error *err);
 
 /* copy.c: a layer with all that overlay keeps in it. `to` must not exist. */
 int box_copy_tree(const char *from, const char *to, struct lh_error *err);

@@ -48,8 +48,10 @@ enum { DEVICES = LH_ARRAY_SIZE(devices), DEV_NULL = 0 };
 /* Covered by /dev/null: kernel addresses, keys, command line, configuration, timers. */
 static const char *const masked[] = {"kallsyms", "keys",       "cmdline", "config.gz",  "kcore",
                                      "kmsg",     "timer_list", "modules", "sched_debug"};
-/* Readable but not writable. */
-static const char *const readonly[] = {"sys", "irq", "bus", "fs", "sysrq-trigger", "acpi", "scsi"};
+/* Readable but not writable.  "1" is init: the sandbox's root owns the files of its directory,
+ * whose writes are not all guarded by ptrace rights (oom_score_adj is not). */
+static const char *const readonly[] = {"1",  "sys",           "irq",  "bus",
+                                       "fs", "sysrq-trigger", "acpi", "scsi"};
 
 static int control_fd;
 

@@ -1,5 +1,4 @@
 /* A box's files and counters, seen from the host. */
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/openat2.h>
@@ -37,38 +36,6 @@ int box_open_in(int root_fd, const char *path, int flags, mode_t mode, struct lh
         if (errno != EAGAIN || tries == 100)
             return lh_fail_errno(err, errno, "%s in the sandbox", path);
     }
-}
-
-/* Takes over dir_fd.  What disappears meanwhile is not counted; the depth is bounded by the
- * descriptors of the process, beyond which bytes are missed but nothing fails. */
-static uint64_t sum_dir(int dir_fd)
-{
-    enum { BLOCK = 512 };
-    lh_autoclosedir DIR *d = fdopendir(dir_fd);
-    uint64_t sum = 0;
-    struct stat st;
-
-    if (!d)
-        close(dir_fd);
-    for (const struct dirent *e; d && (e = readdir(d));) {
-        if (!strcmp(e->d_name, ".") || !strcmp(e->d_name, "..") ||
-            fstatat(dir_fd, e->d_name, &st, AT_SYMLINK_NOFOLLOW) < 0)
-            continue;
-        sum += (uint64_t)st.st_blocks * BLOCK / (S_ISDIR(st.st_mode) ? 1 : st.st_nlink);
-        int sub = S_ISDIR(st.st_mode)
-                      ? openat(dir_fd, e->d_name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC)
-                      : -1;
-        if (sub >= 0)
-            sum += sum_dir(sub);
-    }
-    return sum;
-}
-
-uint64_t box_tree_bytes(int dir_fd)
-{
-    int fd = openat(dir_fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-
-    return fd < 0 ? 0 : sum_dir(fd);
 }
 
 int box_upper_fd(const struct box *b, struct lh_error *err)

@@ -156,7 +156,7 @@ int box_destroy_named(struct box_host *h, const char *id, const char *dir, struc
     if (r == 0)
         r = cgroup_remove(&h->cgroups, id, deadline, err);
     if (r == 0 && dir)
-        r = lh_remove_tree(dir, err);
+        r = box_remove_tree(dir, err);
     return r < 0 ? lh_wrap(err, "removing sandbox %s", id) : 0;
 }
 

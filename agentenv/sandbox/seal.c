@@ -86,7 +86,7 @@ static int go_on_above(struct box *b, int dir, const char *sealed_path, struct l
     if (root < 0 || (r = switch_root(b, root, err)) < 0)
         return root < 0 ? root : r;
     lh_autofree char *leftover = lh_format("%s/%s", b->dir, old_work);
-    if (!leftover || lh_remove_tree(leftover, err) < 0)
+    if (!leftover || box_remove_tree(leftover, err) < 0)
         lh_warn("a work directory stays until the sandbox goes", "sandbox=%s", b->id);
     return 0;
 }
@@ -123,7 +123,7 @@ static int seal_by_copy(struct box *b, const char *sealed_path, struct lh_error 
         return lh_fail_errno(err, ENOMEM, "sealing");
     int r = box_copy_tree(from, sealed_path, err);
     struct lh_error ignored = {0};
-    if (r < 0 && err->code != LH_ALREADY_EXISTS && lh_remove_tree(sealed_path, &ignored) < 0)
+    if (r < 0 && err->code != LH_ALREADY_EXISTS && box_remove_tree(sealed_path, &ignored) < 0)
         lh_warn("an incomplete layer stays", "path=%s error=%s", sealed_path, ignored.message);
     return r;
 }

@@ -1,6 +1,7 @@
 #include "tests/unit/agentenv/lab.h"
 
 #include <criterion/criterion.h>
+#include <criterion/new/assert.h>
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -9,6 +10,7 @@
 #include <unistd.h>
 
 #include "proto/file.h"
+#include "tests/must_work.h"
 
 static char problems[2048];
 
@@ -67,6 +69,22 @@ void lab_close(struct lab *l)
     cr_assert(access(path, F_OK) < 0, "cgroup %s was left", path);
     snprintf(path, sizeof path, "/sys/fs/cgroup/%s", l->parent);
     cr_assert(access(path, F_OK) < 0, "cgroup %s was left", path);
+}
+
+struct lab lab;
+
+void lab_init(void)
+{
+    const char *missing = lab_missing();
+
+    NEEDS("sandbox", !missing, missing);
+    lab_open(&lab);
+}
+
+void lab_fini(void)
+{
+    if (lab.host)
+        lab_close(&lab);
 }
 
 struct box_spec lab_spec(struct lab *l, const char *id, struct box_layer *layer)

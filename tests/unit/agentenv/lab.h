@@ -15,6 +15,11 @@ struct lab {
 /* NULL, or why sandboxes cannot run here. */
 const char *lab_missing(void);
 
+/* For a suite: .init and .fini.  A suite whose facility is missing is skipped. */
+extern struct lab lab;
+void lab_init(void);
+void lab_fini(void);
+
 void lab_open(struct lab *l);  /* ends the test on failure */
 void lab_close(struct lab *l); /* fails the test if something was left */
 
