@@ -71,9 +71,23 @@ void OP(cpu_back_conv)(int m, int c, int kernel, const real *w, const real *x, i
     }
 }
 
-static real softplus(real x)
+/* log(1 + e^x).  Float: log(1 + e) = 2 artanh(e / (2 + e)) by its series, at most 1/3 ^ 15 behind,
+ * so that the loop over channels vectorises. */
+static inline real softplus(real x)
 {
-    return (x > 0 ? x : 0) + RM(log1p)(RM(exp)(-RM(fabs)(x)));
+#ifdef POLICY_F64
+    return (x > 0 ? x : 0) + log1p(exp(-fabs(x)));
+#else
+    float e = rexp(x > 0 ? -x : x), s = e / (2 + e), s2 = s * s, p;
+
+    p = rfma(s2, 2.0f / 13, 2.0f / 11);
+    p = rfma(s2, p, 2.0f / 9);
+    p = rfma(s2, p, 2.0f / 7);
+    p = rfma(s2, p, 2.0f / 5);
+    p = rfma(s2, p, 2.0f / 3);
+    p = rfma(s2, p, 2.0f);
+    return rfma(s, p, x > 0 ? x : 0);
+#endif
 }
 
 static real l2_scale(const real *x, int n)

@@ -12,7 +12,7 @@
 /* KDA and MLA, full-rank queries; dense, MoE with shared experts. */
 #define CONFIG_PLAIN                                                                               \
     "{" CONFIG_SIZES "\"linear_head_dim\": 8, \"num_hidden_layers\": 3, \"num_shared_experts\": "  \
-                     "2, \"q_lora_rank\": null,"                                                   \
+    "2, \"q_lora_rank\": null,"                                                                    \
     "\"routed_scaling_factor\": 2.5, \"moe_renormalize\": true,"                                   \
     "\"layer_types\": [\"linear_attention\", \"full_attention\", \"linear_attention\"],"           \
     "\"mlp_layer_types\": [\"dense\", \"sparse\", \"sparse\"]}"
@@ -21,7 +21,7 @@
  * KDA heads of 40 (a column block and a rest). */
 #define CONFIG_OTHER                                                                               \
     "{" CONFIG_SIZES "\"linear_head_dim\": 40, \"num_hidden_layers\": 2, \"q_lora_rank\": 10, "    \
-                     "\"linear_conv_kernel_dim\": 3,"                                              \
+    "\"linear_conv_kernel_dim\": 3,"                                                               \
     "\"routed_scaling_factor\": 0.7, \"moe_renormalize\": false, \"tie_word_embeddings\": true,"   \
     "\"layer_types\": [\"full_attention\", \"linear_attention\"],"                                 \
     "\"mlp_layer_types\": [\"sparse\", \"dense\"]}"

@@ -1,6 +1,8 @@
 /* Rollout and trainer agree to the bit, however rollout cut and mixed its work (policy.h). */
 #include "tests/unit/trainer/policy_util.h"
 
+#include <pthread.h>
+
 enum { SEQS = 6, LENGTH = 83, BATCH = 160 };
 
 struct fixture {
@@ -148,5 +150,55 @@ Test(policy_bits, last_bit_of_a_weight_shows)
         different += memcmp(&got[i], &f.want[i], sizeof *got) != 0;
     cr_assert(different > 0);
     free(got);
+    tear_down(&f);
+}
+
+/* Trainers of several threads over one model, and where their gradients go. */
+struct worker {
+    const struct fixture *f;
+    float *grads;
+    int rc;
+};
+
+static void *work(void *arg)
+{
+    struct worker *k = arg;
+    void *arena;
+    struct policy_trainer *t = util_trainer(k->f->m, k->f->w, LENGTH, &arena);
+    float logprobs[LENGTH], d[LENGTH];
+
+    for (int i = 0; i < LENGTH; i++)
+        d[i] = 1e-2f * (float)(i % 5 - 2);
+    for (int i = 0; !k->rc && i < SEQS; i++) {
+        k->rc = policy_train_forward(t, k->f->ids[i], LENGTH, 1, logprobs, NULL);
+        if (!k->rc)
+            k->rc = policy_train_backward(t, d, k->grads, NULL);
+    }
+    policy_trainer_destroy(t);
+    free(arena);
+    return NULL;
+}
+
+Test(policy_bits, gradients_do_not_depend_on_the_thread)
+{
+    enum { THREADS = 4 };
+    struct fixture f;
+    struct worker k[THREADS + 1];
+    pthread_t id[THREADS];
+    size_t bytes;
+
+    set_up(&f, QUICKSTART_MODEL);
+    bytes = policy_model_floats(f.m) * sizeof(float);
+    for (int i = 0; i <= THREADS; i++)
+        k[i] = (struct worker){&f, util_alloc(bytes), 0};
+    work(&k[THREADS]);
+    for (int i = 0; i < THREADS; i++)
+        cr_assert(!pthread_create(&id[i], NULL, work, &k[i]));
+    for (int i = 0; i < THREADS; i++)
+        pthread_join(id[i], NULL);
+    for (int i = 0; i <= THREADS; i++) {
+        cr_expect(!k[i].rc && !memcmp(k[i].grads, k[THREADS].grads, bytes), "thread %d", i);
+        free(k[i].grads);
+    }
     tear_down(&f);
 }
