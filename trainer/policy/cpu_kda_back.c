@@ -11,6 +11,8 @@
  *     dg_i = sum_j D_ij P_ij                   D  <- diag(alpha) D  */
 #include "trainer/policy/cpu.h"
 
+#define INLINE static inline __attribute__((always_inline))
+
 /* What one head of one token needs. */
 struct token {
     const real *q, *k, *v, *alpha, *dout;
@@ -31,98 +33,157 @@ static struct token token_at(const struct kda_shape *s, const struct R(kda_rows)
                           grad->g + row,  grad->beta + b};
 }
 
-/* y[j] += a x[j]: the row operation of everything here. */
-static inline void axpy(int n, real a, const real *x, real *y)
-{
-    for (int j = 0; j < n; j++)
-        y[j] = rfma(a, x[j], y[j]);
-}
+enum { WIDE = 4 }; /* vectors of a column block, in registers while a loop runs down the rows */
 
-/* P = diag(alpha) S and e = v - P' k. */
-static void decay(int n, const struct token *t, const real *S, real *P, real *e)
+/* P = diag(alpha) S and e = v - P' k, columns of one block. */
+INLINE void decay_columns(int n, int wide, const struct token *t, int c, const real *S, real *P,
+                          real *e)
 {
-    memcpy(e, t->v, (size_t)n * sizeof *e);
+    vec acc[WIDE];
+
+    for (int j = 0; j < wide; j++)
+        acc[j] = vec_load(t->v + c + j * LANES);
     for (int i = 0; i < n; i++) {
-        real *row = P + (ptrdiff_t)i * n;
+        vec a = vec_all(t->alpha[i]), k = vec_all(-t->k[i]);
+        ptrdiff_t at = (ptrdiff_t)i * n + c;
 
-        for (int j = 0; j < n; j++)
-            row[j] = t->alpha[i] * S[(ptrdiff_t)i * n + j];
-        axpy(n, -t->k[i], row, e);
-    }
-}
+        for (int j = 0; j < wide; j++, at += LANES) {
+            vec x = a * vec_load(S + at);
 
-/* The states after decay of tokens first..first+count; S is consumed. */
-static void recompute(const struct kda_shape *s, const struct R(kda_rows) * r,
-                      const struct R(kda_rows) * grad, int first, int count, int h, real *S,
-                      real *P, real *e)
-{
-    int n = s->dim;
-    size_t size = (size_t)n * (size_t)n;
-
-    for (int j = 0; j < count; j++, P += size) {
-        struct token t = token_at(s, r, grad, first + j, h);
-
-        decay(n, &t, S, P, e);
-        for (int i = 0; i < n; i++) {
-            real *row = S + (ptrdiff_t)i * n;
-
-            memcpy(row, P + (ptrdiff_t)i * n, (size_t)n * sizeof *row);
-            axpy(n, t.beta * t.k[i], e, row);
+            *(vec *)(P + at) = x;
+            acc[j] = vec_fma(k, x, acc[j]);
         }
     }
+    for (int j = 0; j < wide; j++)
+        *(vec *)(e + c + j * LANES) = acc[j];
 }
 
-/* work: e, dd, du of dim each. */
-static void back_token(int n, const struct token *t, const real *P, real *D, real *work)
+/* S = P + beta k e'. */
+INLINE void write_state(int n, const struct token *t, const real *P, const real *e, real *S)
 {
-    real *e = work, *dd = work + n, *du = work + 2 * n, seen;
-
-    memcpy(e, t->v, (size_t)n * sizeof *e);
-    memset(dd, 0, (size_t)n * sizeof *dd);
     for (int i = 0; i < n; i++) {
-        axpy(n, -t->k[i], P + (ptrdiff_t)i * n, e);
-        axpy(n, t->q[i], t->dout, D + (ptrdiff_t)i * n);
-        axpy(n, t->k[i], D + (ptrdiff_t)i * n, dd);
+        vec a = vec_all(t->beta * t->k[i]);
+
+        for (int j = 0; j < n; j += LANES)
+            *(vec *)(S + (ptrdiff_t)i * n + j) =
+                vec_fma(a, vec_load(e + j), vec_load(P + (ptrdiff_t)i * n + j));
     }
+}
+
+/* D += q do' and dd = D' k, columns of one block. */
+INLINE void receive_columns(int n, int wide, const struct token *t, int c, real *D, real *dd)
+{
+    vec acc[WIDE] = {0}, d[WIDE];
+
+    for (int j = 0; j < wide; j++)
+        d[j] = vec_load(t->dout + c + j * LANES);
+    for (int i = 0; i < n; i++) {
+        vec q = vec_all(t->q[i]), k = vec_all(t->k[i]);
+        real *row = D + (ptrdiff_t)i * n + c;
+
+        for (int j = 0; j < wide; j++) {
+            vec x = vec_fma(q, d[j], vec_load(row + j * LANES));
+
+            *(vec *)(row + j * LANES) = x;
+            acc[j] = vec_fma(k, x, acc[j]);
+        }
+    }
+    for (int j = 0; j < wide; j++)
+        *(vec *)(dd + c + j * LANES) = acc[j];
+}
+
+/* Row i of everything after dd is known; leaves D the gradient of the state before. */
+INLINE void finish_row(int n, int i, const struct token *t, const real *P, real *D, const real *e,
+                       real seen)
+{
+    vec p_do = {0}, d_e = {0}, p_dv = {0}, d_p = {0}, k = vec_all(-t->k[i]);
+    vec alpha = vec_all(t->alpha[i]);
+    vec4 sums;
+
+    for (int j = 0; j < n; j += LANES) {
+        vec p = vec_load(P + j), d = vec_load(D + j), dv = vec_load(t->dv + j); /* du = -dv */
+
+        p_do = vec_fma(p, vec_load(t->dout + j), p_do);
+        d_e = vec_fma(d, vec_load(e + j), d_e);
+        p_dv = vec_fma(p, dv, p_dv);
+        d = vec_fma(k, dv, d);
+        d_p = vec_fma(d, p, d_p);
+        *(vec *)(D + j) = alpha * d;
+    }
+    sums = vec_sum4(p_do, d_e, p_dv, d_p);
+    t->dq[i] = sums[0] + t->k[i] * seen;
+    t->dk[i] = t->beta * sums[1] - sums[2];
+    t->dg[i] = sums[3];
+}
+
+INLINE void back_token(int n, const struct token *t, const real *P, real *D, const real *e,
+                       real *dd)
+{
+    real seen = t->beta * rdot(e, t->dout, n); /* d.do */
+    int c = 0;
+
+    for (; c + WIDE * LANES <= n; c += WIDE * LANES)
+        receive_columns(n, WIDE, t, c, D, dd);
+    for (; c < n; c += LANES)
+        receive_columns(n, 1, t, c, D, dd);
     *t->dbeta = rdot(dd, e, n);
-    for (int j = 0; j < n; j++) {
+    for (int j = 0; j < n; j++)
         t->dv[j] = t->beta * dd[j];
-        du[j] = -t->dv[j];
-    }
-    seen = t->beta * rdot(e, t->dout, n); /* d.do */
-    for (int i = 0; i < n; i++) {
-        const real *Pi = P + (ptrdiff_t)i * n;
-        real *Di = D + (ptrdiff_t)i * n;
+    for (int i = 0; i < n; i++)
+        finish_row(n, i, t, P + (ptrdiff_t)i * n, D + (ptrdiff_t)i * n, e, seen);
+}
 
-        t->dq[i] = rdot(Pi, t->dout, n) + t->k[i] * seen;
-        t->dk[i] = t->beta * rdot(Di, e, n) + rdot(Pi, du, n);
-        axpy(n, t->k[i], du, Di);
-        t->dg[i] = rdot(Di, Pi, n);
-        for (int j = 0; j < n; j++)
-            Di[j] *= t->alpha[i];
+/* The state after decay, P, and e of a token; S moves on to the next. */
+INLINE void redo_token(int n, const struct token *t, real *S, real *P, real *e)
+{
+    int c = 0;
+
+    for (; c + WIDE * LANES <= n; c += WIDE * LANES)
+        decay_columns(n, WIDE, t, c, S, P, e);
+    for (; c < n; c += LANES)
+        decay_columns(n, 1, t, c, S, P, e);
+    write_state(n, t, P, e, S);
+}
+
+/* Tokens first.. of a span: forward again from the kept state, then backward. */
+INLINE void back_span(int n, const struct kda_shape *s, const struct R(kda_rows) * r,
+                      const struct R(kda_rows) * grad, int first, int count, int h,
+                      const real *snap, real *D, real *work)
+{
+    size_t size = (size_t)n * (size_t)n;
+    real *S = work, *dd = S + size, *P = dd + n, *e = P + KDA_SPAN * size;
+    struct token t[KDA_SPAN];
+
+    memcpy(S, snap, size * sizeof *S);
+    for (int j = 0; j < count; j++) {
+        t[j] = token_at(s, r, grad, first + j, h);
+        redo_token(n, &t[j], S, P + (size_t)j * size, e + (ptrdiff_t)j * n);
+    }
+    for (int j = count - 1; j >= 0; j--)
+        back_token(n, &t[j], P + (size_t)j * size, D, e + (ptrdiff_t)j * n, dd);
+}
+
+INLINE void back_head(int n, const struct kda_shape *s, int m, const struct R(kda_rows) * r,
+                      const real *snaps, const struct R(kda_rows) * grad, int h, real *work)
+{
+    size_t size = (size_t)n * (size_t)n;
+    real *D = work;
+
+    memset(D, 0, size * sizeof *D);
+    for (int span = (m - 1) / KDA_SPAN; span >= 0; span--) {
+        int first = span * KDA_SPAN, count = m - first < KDA_SPAN ? m - first : KDA_SPAN;
+        const real *snap = snaps + ((size_t)span * (size_t)s->heads + (size_t)h) * size;
+
+        back_span(n, s, r, grad, first, count, h, snap, D, work + size);
     }
 }
 
 void OP(cpu_back_kda_scan)(const struct kda_shape *s, int m, const struct R(kda_rows) * r,
                            const real *snaps, const struct R(kda_rows) * grad, real *work)
 {
-    int n = s->dim, spans = (m + KDA_SPAN - 1) / KDA_SPAN;
-    size_t size = (size_t)n * (size_t)n;
-    real *P = work, *S = P + KDA_SPAN * size, *D = S + size, *vectors = D + size;
-
-    for (int h = 0; h < s->heads; h++) {
-        memset(D, 0, size * sizeof *D);
-        for (int span = spans - 1; span >= 0; span--) {
-            int first = span * KDA_SPAN, count = m - first < KDA_SPAN ? m - first : KDA_SPAN;
-
-            memcpy(S, snaps + ((size_t)span * (size_t)s->heads + (size_t)h) * size,
-                   size * sizeof *S);
-            recompute(s, r, grad, first, count, h, S, P, vectors);
-            for (int j = count - 1; j >= 0; j--) {
-                struct token t = token_at(s, r, grad, first + j, h);
-
-                back_token(n, &t, P + (size_t)j * size, D, vectors);
-            }
-        }
-    }
+    for (int h = 0; h < s->heads; h++)
+        if (s->dim == 32) /* known to the compiler: half the time */
+            back_head(32, s, m, r, snaps, grad, h, work);
+        else
+            back_head(s->dim, s, m, r, snaps, grad, h, work);
 }

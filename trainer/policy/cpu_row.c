@@ -22,11 +22,8 @@ void OP(cpu_back_rmsnorm)(int m, int n, real eps, const real *w, const real *x, 
                           const real *dy, int ldy, real *dx, int lddx, real *dw)
 {
     for (int t = 0; t < m; t++, x += ldx, dy += ldy, dx += lddx) {
-        real r = norm_scale(x, n, eps), s = 0;
+        real r = norm_scale(x, n, eps), s = rdot3(x, w, dy, n) * r * r / (real)n;
 
-        for (int i = 0; i < n; i++)
-            s = rfma(x[i] * w[i], dy[i], s);
-        s = s * r * r / (real)n;
         for (int i = 0; i < n; i++) {
             dx[i] += r * (w[i] * dy[i] - x[i] * s);
             dw[i] += dy[i] * x[i] * r;
@@ -78,7 +75,7 @@ void OP(cpu_back_gated_norm)(const struct kda_shape *s, int m, real eps, const r
     int d = s->dim;
 
     for (int t = 0; t < m * s->heads; t++, o += d, gate += d, dy += d, do_ += d, dgate += d) {
-        real r = norm_scale(o, d, eps), dot = 0;
+        real r = norm_scale(o, d, eps), dot;
 
         for (int i = 0; i < d; i++) { /* do_ holds the gradient of the norm's output for a while */
             real sig = rsigmoid(gate[i]);
@@ -87,9 +84,7 @@ void OP(cpu_back_gated_norm)(const struct kda_shape *s, int m, real eps, const r
             do_[i] = dy[i] * sig;
             dw[i] += do_[i] * o[i] * r;
         }
-        for (int i = 0; i < d; i++)
-            dot = rfma(o[i] * w[i], do_[i], dot);
-        dot = dot * r * r / (real)d;
+        dot = rdot3(o, w, do_, d) * r * r / (real)d;
         for (int i = 0; i < d; i++)
             do_[i] = r * (w[i] * do_[i] - o[i] * dot);
     }
@@ -98,14 +93,13 @@ void OP(cpu_back_gated_norm)(const struct kda_shape *s, int m, real eps, const r
 void OP(cpu_back_logprob)(int n, const real *logits, real temperature, int32_t token, real d,
                           real *dlogits)
 {
-    real top = logits[0], sum = 0;
+    real top = logits[0], sum;
 
     for (int i = 1; i < n; i++)
         top = logits[i] > top ? logits[i] : top;
     for (int i = 0; i < n; i++)
         dlogits[i] = rexp((logits[i] - top) / temperature);
-    for (int i = 0; i < n; i++)
-        sum += dlogits[i];
+    sum = rsum(dlogits, n);
     d /= temperature;
     for (int i = 0; i < n; i++)
         dlogits[i] *= -d / sum;

@@ -123,7 +123,7 @@ static void take_gradients(struct R(net) * n, struct arena *a)
     const struct policy_model *m = n->m;
     size_t rows = (size_t)n->max_rows, hidden = (size_t)m->config.hidden;
     size_t dim = (size_t)m->config.kda_head_dim;
-    size_t scan = (KDA_SPAN + 2) * dim * dim + 3 * dim, attend = 2 * MLA_TILE * rows;
+    size_t scan = (KDA_SPAN + 2) * dim * dim + (KDA_SPAN + 1) * dim, attend = 2 * MLA_TILE * rows;
 
     n->d = take_acts(a, m, all_widths(m), rows);
     n->dx = take(a, rows * hidden, sizeof(real));

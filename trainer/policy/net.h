@@ -17,8 +17,9 @@
 #define POLICY_ACTS(X)                                                                             \
     X(x)                                                                                           \
     X(xn)                                                                                          \
-    X(proj) X(conv) X(qkv) X(z) X(g) X(alpha) X(beta) X(o) X(gate) X(qn) X(q) X(qabs) X(lse)       \
-        X(olat) X(y) X(xm) X(xmn) X(gu) X(h) X(scores) X(weight) X(egu) X(eh) X(ye)
+    X(proj)                                                                                        \
+    X(conv) X(qkv) X(z) X(g) X(alpha) X(beta) X(o) X(gate) X(qn) X(q) X(qabs) X(lse) X(olat) X(y)  \
+        X(xm) X(xmn) X(gu) X(h) X(scores) X(weight) X(egu) X(eh) X(ye)
 #define POLICY_ACT_ONE(name)   +1
 #define POLICY_ACT_REAL(name)  real *name;
 #define POLICY_ACT_WIDTH(name) size_t name;

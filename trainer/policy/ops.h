@@ -89,7 +89,8 @@ struct R(kda_rows) {
     X(back_kda_inputs,                                                                             \
       (const struct kda_shape *s, int m, const real *a_log, const struct R(kda_rows) * r,          \
        const struct R(kda_rows) * d, real * db, int lddb, real *da_log, real *ddt_bias))           \
-    /* d->o in; d->qkv, d->g, d->beta out; work: KDA_SPAN + 2 states, 3 dim */                     \
+    /* d->o in; d->qkv, d->g, d->beta out; work: KDA_SPAN + 2 states,                              \
+     * KDA_SPAN + 1 dim */                                                                         \
     X(back_kda_scan, (const struct kda_shape *s, int m, const struct R(kda_rows) * r,              \
                       const real *snaps, const struct R(kda_rows) * d, real * work))               \
     X(back_gated_norm, (const struct kda_shape *s, int m, real eps, const real *w, const real *o,  \

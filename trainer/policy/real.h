@@ -110,6 +110,31 @@ static inline real rdot(const real *a, const real *b, int n)
     return vec_sum(s);
 }
 
+static inline real rdot3(const real *a, const real *b, const real *c, int n)
+{
+    vec s = {0};
+    int i = 0;
+
+    for (; i + LANES <= n; i += LANES)
+        s = vec_fma(vec_load(a + i) * vec_load(b + i), vec_load(c + i), s);
+    if (i < n)
+        s = vec_fma(vec_load_part(a + i, n - i) * vec_load_part(b + i, n - i),
+                    vec_load_part(c + i, n - i), s);
+    return vec_sum(s);
+}
+
+static inline real rsum(const real *a, int n)
+{
+    vec s = {0};
+    int i = 0;
+
+    for (; i + LANES <= n; i += LANES)
+        s += vec_load(a + i);
+    if (i < n)
+        s += vec_load_part(a + i, n - i);
+    return vec_sum(s);
+}
+
 /* e^x.  Float: 2^n times a Taylor polynomial of degree 7 on |r| <= ln2/2, within 1e-7 relative,
  * branch-free so that loops over it vectorise; e^-87.3 below that.  Double: libm. */
 static inline real rexp(real x)

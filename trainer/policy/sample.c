@@ -27,16 +27,16 @@ static int weigh(const float *x, int n, float top, float temperature, float *w)
 
 static double total(const float *logits, int vocab, float top, float temperature)
 {
-    double sum = 0;
+    double sum[4] = {0}; /* four chains of additions, for speed */
     float w[BLOCK];
 
     for (int at = 0; at < vocab; at += BLOCK) {
         int n = weigh(logits + at, vocab - at, top, temperature, w);
 
         for (int i = 0; i < n; i++)
-            sum += (double)w[i];
+            sum[i % 4] += (double)w[i];
     }
-    return sum;
+    return (sum[0] + sum[1]) + (sum[2] + sum[3]);
 }
 
 float policy_logprob(const float *logits, int vocab, float temperature, int32_t token)
