@@ -128,6 +128,17 @@ static void make_dir(const char *path, mode_t mode)
         give_up(path);
 }
 
+/* A directory for everybody, as an image has it or not; chmod alone would copy it up each time. */
+static void make_shared_dir(const char *path)
+{
+    struct stat st;
+
+    make_dir(path, 0777);
+    must(lstat(path, &st), path);
+    if ((st.st_mode & 07777) != 01777)
+        must(chmod(path, 01777), path);
+}
+
 /* The same for an empty regular file, the mount point of a device. */
 static void make_file(const char *path)
 {
@@ -200,8 +211,7 @@ static void make_dev(struct parts *p)
     }
     make_dir("/dev/pts", 0755);
     attach(p->devpts, "/dev/pts");
-    make_dir("/dev/shm", 0777);
-    must(chmod("/dev/shm", 01777), "/dev/shm");
+    make_shared_dir("/dev/shm");
     make_link("pts/ptmx", "/dev/ptmx");
     make_link("/proc/self/fd", "/dev/fd");
     make_link("/proc/self/fd/0", "/dev/stdin");
@@ -211,8 +221,7 @@ static void make_dev(struct parts *p)
 
 static void make_tmp(void)
 {
-    make_dir("/tmp", 0777);
-    must(chmod("/tmp", 01777), "/tmp");
+    make_shared_dir("/tmp");
 }
 
 /* Attached on top of "/", the new root is reachable through its descriptor only, and needs no mount

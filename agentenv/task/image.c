@@ -235,7 +235,9 @@ static int import_tree(struct daemon *d, const char *id, const char *name, const
     print_digest(digest, text);
     if (is_same(d, name, text))
         return remove_image(d, id, err);
-    r = sync_tree(path, err);
+    r = tree_add_skeleton(path, err);
+    if (r == 0)
+        r = sync_tree(path, err);
     return r == 0 ? take_name(d, id, name, text, bytes, err) : r;
 }
 

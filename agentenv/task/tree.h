@@ -16,4 +16,9 @@ enum { TREE_DIGEST = 32 };
 int tree_import(const char *from, const char *to, uint8_t digest[TREE_DIGEST], uint64_t *bytes,
                 struct lh_error *err);
 
+/* Adds what every sandbox needs and would otherwise make in its own layer each time it starts:
+ * mount points, device names, the usual links of /dev, /tmp, /work.  What is there already stays.
+ */
+int tree_add_skeleton(const char *tree, struct lh_error *err);
+
 #endif

@@ -126,3 +126,16 @@ Test(tree, devices_are_left_out)
     cr_assert(eq(int, take("src", "t", digest, &e), 0), "%s", e.message);
     shell("[ -f t/x ] && [ ! -e t/dev/mem ] && [ ! -e t/pipe ]");
 }
+
+Test(tree, a_skeleton_fills_gaps_and_follows_no_link)
+{
+    struct lh_error e = {0};
+
+    shell("mkdir -p a/dev b outside; echo mine >a/dev/null; ln -s ../outside b/dev");
+    cr_assert(eq(int, tree_add_skeleton("a", &e), 0), "%s", e.message);
+    cr_assert(eq(int, tree_add_skeleton("a", &e), 0), "%s", e.message);
+    cr_assert(eq(int, tree_add_skeleton("b", &e), 0), "%s", e.message);
+    shell("[ \"$(cat a/dev/null)\" = mine ] && [ -f a/dev/zero ] && [ -d a/dev/pts ]");
+    shell("[ $(stat -c %a a/tmp) = 1777 ] && [ $(readlink a/dev/fd) = /proc/self/fd ]");
+    shell("[ -d b/work ] && [ -z \"$(ls -A outside)\" ]");
+}
