@@ -1,0 +1,35 @@
+/* kvstore, the command line of the external KV store: what its files share. */
+#ifndef KVSTORE_CLI_CLI_H
+#define KVSTORE_CLI_CLI_H
+
+#include <jansson.h>
+#include <stdbool.h>
+
+#include "kvstore/client/link.h"
+
+struct cli {
+    struct kv_link link;
+    const char *root; /* argument of ls: a root in hexadecimal; NULL = list the roots */
+    bool json;
+};
+
+/* Of one command: 0, or a negative lh_status. */
+typedef int cli_command(struct cli *c, struct lh_error *err);
+cli_command cli_stat, cli_ls, cli_verify;
+
+Longhaul__Kv__V1__Reply *cli_call(struct cli *c, const Longhaul__Kv__V1__Request *q,
+                                  struct lh_error *err);
+
+/* Calls `each` for every root (root == NULL) or every object of one, page by page. */
+typedef int cli_each(void *ctx, const Longhaul__Kv__V1__Entry *e, struct lh_error *err);
+int cli_list(struct cli *c, const ProtobufCBinaryData *root, cli_each *each, void *ctx,
+             struct lh_error *err);
+
+json_t *cli_hex(const ProtobufCBinaryData *bytes);
+/* Prints and frees: a row a line under headings, or JSON.  Columns end with NULL. */
+int cli_print_rows(const struct cli *c, json_t *rows, const char *const *columns,
+                   struct lh_error *err);
+/* The same for one object: a field a line. */
+int cli_print_object(const struct cli *c, json_t *object, struct lh_error *err);
+
+#endif

@@ -1,0 +1,143 @@
+#include <errno.h>
+#include <string.h>
+
+#include "kvstore/cli/cli.h"
+#include "kvstore/protocol.h"
+#include "proto/clock.h"
+#include "proto/file.h"
+#include "proto/parse.h"
+
+typedef Longhaul__Kv__V1__Request Request;
+typedef Longhaul__Kv__V1__Entry Entry;
+
+enum { CALL_MS = 5000 };
+
+Longhaul__Kv__V1__Reply *cli_call(struct cli *c, const Request *q, struct lh_error *err)
+{
+    return kv_link_call(&c->link, q, lh_now_ms() + CALL_MS, err);
+}
+
+/* Every numeric field of the reply under its own name, so that a new one is shown without code
+ * here. */
+static json_t *fields_of(const ProtobufCMessage *m)
+{
+    json_t *o = json_object();
+
+    for (unsigned i = 0; i < m->descriptor->n_fields; i++) {
+        const ProtobufCFieldDescriptor *f = &m->descriptor->fields[i];
+        const char *at = (const char *)m + f->offset;
+        if (f->type == PROTOBUF_C_TYPE_UINT64)
+            json_object_set_new(o, f->name, json_integer((json_int_t) * (const uint64_t *)at));
+        else if (f->type == PROTOBUF_C_TYPE_UINT32)
+            json_object_set_new(o, f->name, json_integer(*(const uint32_t *)at));
+        else if (f->type == PROTOBUF_C_TYPE_DOUBLE)
+            json_object_set_new(o, f->name, json_real(*(const double *)at));
+    }
+    return o;
+}
+
+int cli_stat(struct cli *c, struct lh_error *err)
+{
+    Longhaul__Kv__V1__StatRequest stat = LONGHAUL__KV__V1__STAT_REQUEST__INIT;
+    Request q = LONGHAUL__KV__V1__REQUEST__INIT;
+
+    q.body_case = LONGHAUL__KV__V1__REQUEST__BODY_STAT;
+    q.stat = &stat;
+    lh_automsg(Longhaul__Kv__V1__Reply) r = cli_call(c, &q, err);
+    if (!r)
+        return err->code;
+    if (r->body_case != LONGHAUL__KV__V1__REPLY__BODY_STAT)
+        return lh_fail(err, LH_INTERNAL, "kvstored did not answer STAT");
+    return cli_print_object(c, fields_of(&r->stat->base), err);
+}
+
+static int list_page(struct cli *c, const ProtobufCBinaryData *root, uint64_t *after,
+                     cli_each *each, void *ctx, struct lh_error *err)
+{
+    Longhaul__Kv__V1__ListRequest list = LONGHAUL__KV__V1__LIST_REQUEST__INIT;
+    Request q = LONGHAUL__KV__V1__REQUEST__INIT;
+    int status = 0;
+
+    if (root)
+        list.root = *root;
+    list.limit = KV_LIST_MAX;
+    list.after = *after;
+    q.body_case = LONGHAUL__KV__V1__REQUEST__BODY_LIST;
+    q.list = &list;
+    lh_automsg(Longhaul__Kv__V1__Reply) r = cli_call(c, &q, err);
+    if (!r)
+        return err->code;
+    if (r->body_case != LONGHAUL__KV__V1__REPLY__BODY_LIST)
+        return lh_fail(err, LH_INTERNAL, "kvstored did not answer LIST");
+    for (size_t i = 0; status == 0 && i < r->list->n_entries; i++)
+        status = each(ctx, r->list->entries[i], err);
+    *after = r->list->next;
+    return status;
+}
+
+int cli_list(struct cli *c, const ProtobufCBinaryData *root, cli_each *each, void *ctx,
+             struct lh_error *err)
+{
+    uint64_t after = 0;
+    int r;
+
+    do
+        r = list_page(c, root, &after, each, ctx, err);
+    while (r == 0 && after);
+    return r;
+}
+
+static int add_row(json_t *rows, json_t *row, struct lh_error *err)
+{
+    return json_array_append_new(rows, row) ? lh_fail_errno(err, ENOMEM, "listing") : 0;
+}
+
+static int add_root(void *rows, const Entry *e, struct lh_error *err)
+{
+    return add_row(rows,
+                   json_pack("{so sI sI sI sb sf}", "root", cli_hex(&e->root), "policy_step",
+                             (json_int_t)e->policy_step, "objects", (json_int_t)e->objects, "bytes",
+                             (json_int_t)e->bytes, "retired", e->retired, "idle_s", e->idle_s),
+                   err);
+}
+
+static int add_object(void *rows, const Entry *e, struct lh_error *err)
+{
+    const char *part = e->part == LONGHAUL__KV__V1__PART__PART_STATE ? "state" : "block";
+
+    return add_row(rows,
+                   json_pack("{so ss sI sI sf}", "hash", cli_hex(&e->hash), "part", part, "unit",
+                             (json_int_t)e->unit, "bytes", (json_int_t)e->bytes, "idle_s",
+                             e->idle_s),
+                   err);
+}
+
+static int parse_root(const char *text, uint8_t bytes[16], struct lh_error *err)
+{
+    if (strlen(text) != 32 || strspn(text, "0123456789abcdefABCDEF") != 32)
+        return lh_fail(err, LH_INVALID_ARGUMENT,
+                       "\"%s\" is not a root: 32 hexadecimal digits, as "
+                       "`ls` prints them",
+                       text);
+    for (int i = 0; i < 16; i++)
+        sscanf(text + 2 * i, "%2hhx", &bytes[i]);
+    return 0;
+}
+
+int cli_ls(struct cli *c, struct lh_error *err)
+{
+    static const char *const roots[] = {"root",    "policy_step", "objects", "bytes",
+                                        "retired", "idle_s",      NULL};
+    static const char *const objects[] = {"hash", "part", "unit", "bytes", "idle_s", NULL};
+    uint8_t bytes[16];
+    ProtobufCBinaryData root = {sizeof bytes, bytes};
+
+    if (c->root && parse_root(c->root, bytes, err) < 0)
+        return err->code;
+    json_t *rows = json_array();
+    int r = cli_list(c, c->root ? &root : NULL, c->root ? add_object : add_root, rows, err);
+    if (r == 0)
+        return cli_print_rows(c, rows, c->root ? objects : roots, err);
+    json_decref(rows);
+    return r;
+}
