@@ -42,6 +42,21 @@ void version_digest_add(struct version_digest *d, const void *data, size_t len)
     XXH3_128bits_update((XXH3_state_t *)d, data, len);
 }
 
+void version_digest_trajectory(struct version_digest *d, const int32_t *tokens,
+                               const float *logprobs, const uint8_t *mask, uint32_t n,
+                               double reward)
+{
+    version_digest_add(d, tokens, n * sizeof *tokens);
+    version_digest_add(d, logprobs, n * sizeof *logprobs);
+    version_digest_add(d, mask, n);
+    version_digest_add(d, &reward, sizeof reward);
+}
+
+void version_digest_destroy(struct version_digest *d)
+{
+    XXH3_freeState((XXH3_state_t *)d);
+}
+
 struct version version_next(const struct version *parent, struct version_digest *d,
                             uint8_t batch[16])
 {
@@ -49,7 +64,7 @@ struct version version_next(const struct version *parent, struct version_digest 
     uint8_t parts[16 + 8 + 16];
 
     store(XXH3_128bits_digest((XXH3_state_t *)d), batch);
-    XXH3_freeState((XXH3_state_t *)d);
+    version_digest_destroy(d);
     memcpy(parts, parent->id, 16);
     memcpy(parts + 16, &v.step, 8);
     memcpy(parts + 24, batch, 16);

@@ -20,6 +20,11 @@ struct version version_initial(const uint8_t fingerprint[16], const float *weigh
 struct version_digest;
 struct version_digest *version_digest_create(void); /* NULL = out of memory */
 void version_digest_add(struct version_digest *d, const void *data, size_t len);
+/* What a reinforcement step learns from one trajectory, in (group, member) order. */
+void version_digest_trajectory(struct version_digest *d, const int32_t *tokens,
+                               const float *logprobs, const uint8_t *mask, uint32_t n,
+                               double reward);
+void version_digest_destroy(struct version_digest *d);
 /* XXH3-128(parent id, step, digest); frees d. */
 struct version version_next(const struct version *parent, struct version_digest *d,
                             uint8_t batch[16]);
