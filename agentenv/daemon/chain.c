@@ -48,7 +48,17 @@ static int append_row(void *ctx, sqlite3_stmt *row, struct lh_error *err)
     return append(l->chain, layer_dir(l->d, db_text(row, 0)), false, err);
 }
 
-int chain_load(struct daemon *d, const struct sandbox *s, struct chain *out, struct lh_error *err)
+static int append_layers(struct loading *l, const char *sandbox, const char *instead,
+                         struct lh_error *err)
+{
+    if (instead)
+        return append(l->chain, layer_dir(l->d, instead), false, err);
+    return db_each(l->d->db, err, append_row, l,
+                   "SELECT layer FROM sandbox_layers WHERE sandbox=? ORDER BY pos", "s", sandbox);
+}
+
+int chain_load(struct daemon *d, const struct sandbox *s, const char *instead, struct chain *out,
+               struct lh_error *err)
 {
     struct loading l = {d, out};
     int r = 0;
@@ -57,8 +67,7 @@ int chain_load(struct daemon *d, const struct sandbox *s, struct chain *out, str
     if (s->top_layer[0])
         r = append(out, strdup(s->top_layer), true, err);
     if (r == 0)
-        r = db_each(d->db, err, append_row, &l,
-                    "SELECT layer FROM sandbox_layers WHERE sandbox=? ORDER BY pos", "s", s->id);
+        r = append_layers(&l, s->id, instead, err);
     if (r == 0)
         r = append(out, strdup(s->image_path), true, err);
     if (r < 0)

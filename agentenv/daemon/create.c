@@ -173,7 +173,7 @@ static int start_box(struct daemon *d, struct sandbox *s, struct lh_error *err)
 
     if (!dir || mkdir(dir, 0700) < 0)
         return lh_fail_errno(err, errno, "directory of sandbox %s", s->id);
-    int r = chain_load(d, s, &chain, err);
+    int r = chain_load(d, s, NULL, &chain, err);
     if (r < 0)
         return r;
     struct box_spec spec = sandbox_box_spec(s, dir, &chain);

@@ -163,8 +163,10 @@ struct chain {
     struct box_layer *layers; /* paths owned */
     size_t n;
 };
-/* Top first: the sandbox's top layer, its sealed layers as recorded, its image. */
-int chain_load(struct daemon *d, const struct sandbox *s, struct chain *out, struct lh_error *err);
+/* Top first: the sandbox's top layer, its sealed layers as recorded (or the one given, if not NULL,
+ * in place of them), its image. */
+int chain_load(struct daemon *d, const struct sandbox *s, const char *instead, struct chain *out,
+               struct lh_error *err);
 void chain_finish(struct chain *c);
 struct box_spec sandbox_box_spec(const struct sandbox *s, const char *dir, const struct chain *c);
 

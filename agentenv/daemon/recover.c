@@ -56,7 +56,7 @@ static struct box *adopt_box(struct daemon *d, struct sandbox *s,
 
     if (!dir)
         return lh_fail_errno(err, ENOMEM, "recovery"), NULL;
-    if (chain_load(d, s, &chain, err) < 0)
+    if (chain_load(d, s, NULL, &chain, err) < 0)
         return NULL;
     struct box_spec spec = sandbox_box_spec(s, dir, &chain);
     struct box *box = box_adopt(d->host, &spec, identity, err);

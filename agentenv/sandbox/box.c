@@ -23,13 +23,33 @@ LH_LOG_COMPONENT("sandbox");
 
 /* ---- the object ---------------------------------------------------------------------------- */
 
+static void free_layers(struct box_layer *layers, size_t n)
+{
+    for (size_t i = 0; layers && i < n; i++)
+        free((char *)layers[i].path);
+    free(layers);
+}
+
+static struct box_layer *copy_layers(const struct box_layer *from, size_t n)
+{
+    struct box_layer *layers = calloc(n, sizeof *layers);
+
+    for (size_t i = 0; layers && i < n; i++) {
+        layers[i].host_owned = from[i].host_owned;
+        layers[i].path = strdup(from[i].path);
+        if (!layers[i].path) {
+            free_layers(layers, n);
+            return NULL;
+        }
+    }
+    return layers;
+}
+
 static void free_box(struct box *b)
 {
     if (!b)
         return;
-    for (size_t i = 0; i < b->n_layers; i++)
-        free((char *)b->layers[i].path);
-    free(b->layers);
+    free_layers(b->layers, b->n_layers);
     free(b->dir);
     const int fds[] = {b->pidfd, b->cgroup, b->control};
     for (size_t i = 0; i < LH_ARRAY_SIZE(fds); i++)
@@ -43,21 +63,6 @@ static void free_box(struct box *b)
 void box_close(struct box *b)
 {
     free_box(b);
-}
-
-static int copy_layers(struct box *b, const struct box_spec *spec)
-{
-    b->layers = calloc(spec->n_layers, sizeof *b->layers);
-    if (!b->layers)
-        return -1;
-    for (; b->n_layers < spec->n_layers; b->n_layers++) {
-        struct box_layer *l = &b->layers[b->n_layers];
-        l->host_owned = spec->layers[b->n_layers].host_owned;
-        l->path = strdup(spec->layers[b->n_layers].path);
-        if (!l->path)
-            return -1;
-    }
-    return 0;
 }
 
 enum { MAX_LAYERS = 400, MIN_MEMORY = 4 << 20 };
@@ -96,7 +101,9 @@ static struct box *new_box(struct box_host *h, const struct box_spec *spec, stru
     snprintf(b->hostname, sizeof b->hostname, "%s",
              spec->hostname && *spec->hostname ? spec->hostname : "sandbox");
     b->dir = strdup(spec->dir);
-    if (!b->dir || copy_layers(b, spec) < 0) {
+    b->layers = copy_layers(spec->layers, spec->n_layers);
+    b->n_layers = b->layers ? spec->n_layers : 0;
+    if (!b->dir || !b->layers) {
         free_box(b);
         return lh_fail_errno(err, ENOMEM, "sandbox %s", spec->id), NULL;
     }
@@ -356,4 +363,18 @@ int box_destroy(struct box *b, struct lh_error *err)
 
     free_box(b);
     return r;
+}
+
+int box_set_layers(struct box *b, const struct box_layer *layers, size_t n, struct lh_error *err)
+{
+    struct box_layer *copy = n >= 1 && n <= MAX_LAYERS ? copy_layers(layers, n) : NULL;
+
+    if (!copy)
+        return lh_fail(err, LH_RESOURCE_EXHAUSTED, "%zu layers for sandbox %s", n, b->id);
+    pthread_mutex_lock(&b->state);
+    free_layers(b->layers, b->n_layers);
+    b->layers = copy;
+    b->n_layers = n;
+    pthread_mutex_unlock(&b->state);
+    return 0;
 }

@@ -158,24 +158,44 @@ int layers_sweep(struct daemon *d, struct gc_result *done)
 
 /* ---- recovery ---- */
 
-/* A live seal whose record the crash cut off: the layer is a lower directory of the sandbox's root
- * already, as its mount table says. */
-static bool is_mounted(pid_t init_pid, const char *layer)
-{
-    lh_autofree char *path = lh_format("/proc/%d/mountinfo", init_pid), *line = NULL;
-    lh_autofclose FILE *f = path ? fopen(path, "re") : NULL;
-    size_t room = 0;
-
-    while (f && getline(&line, &room, f) > 0)
-        if (strstr(line, layer))
-            return true;
-    return false;
-}
-
 struct pending {
     char snapshot[LH_ID_SIZE], layer[LH_ID_SIZE], sandbox[LH_ID_SIZE];
     int init_pid;
 };
+/* Lower directories of the sandbox's root, as its mount table has them; 0 = it has none. */
+static int mounted_layers(pid_t init_pid)
+{
+    lh_autofree char *path = lh_format("/proc/%d/mountinfo", init_pid), *line = NULL;
+    lh_autofclose FILE *f = path ? fopen(path, "re") : NULL;
+    size_t room = 0;
+    int n = 0;
+
+    while (f && n == 0 && getline(&line, &room, f) > 0) {
+        if (!strstr(line, " / / ") || !strstr(line, " - overlay "))
+            continue;
+        for (const char *p = line; (p = strstr(p, "lowerdir+=")); p++)
+            n++;
+    }
+    return n;
+}
+
+/* A live seal whose record the crash cut off: the layer is there, and the sandbox runs on exactly
+ * as many layers as the snapshot names (one more than before; after a merge far fewer). */
+static int ended_live(struct daemon *d, const struct pending *p, bool *live, struct lh_error *err)
+{
+    lh_autofree char *path = layer_dir(d, p->layer);
+    int64_t expected = 0;
+
+    if (!path)
+        return lh_fail_errno(err, ENOMEM, "recovery");
+    int r = db_int(d->db, err, &expected,
+                   "SELECT (SELECT count(*) FROM snapshot_layers WHERE snapshot=?)"
+                   " + (top_layer<>'') + 1 FROM sandboxes WHERE id=?",
+                   "ss", p->snapshot, p->sandbox);
+    *live = r == 0 && access(path, F_OK) == 0 && mounted_layers(p->init_pid) == expected;
+    return r;
+}
+
 struct pending_list {
     struct pending *items;
     size_t n;
@@ -200,15 +220,15 @@ static int collect_pending(void *ctx, sqlite3_stmt *row, struct lh_error *err)
 static int settle_pending(struct daemon *d, const struct pending *p, struct lh_error *err)
 {
     int64_t known = 0;
+    bool live = false;
     int r = db_int(d->db, err, &known,
                    "SELECT count(*) FROM sandbox_layers WHERE sandbox=? AND layer=?", "ss",
                    p->sandbox, p->layer);
 
-    if (r == 0 && !known && p->init_pid && is_mounted(p->init_pid, p->layer))
-        r = db_run(d->db, err,
-                   "INSERT INTO sandbox_layers SELECT ?1, coalesce(min(pos), 0) - 1, ?2"
-                   " FROM sandbox_layers WHERE sandbox=?1",
-                   "ss", p->sandbox, p->layer);
+    if (r == 0 && !known && p->init_pid)
+        r = ended_live(d, p, &live, err);
+    if (r == 0 && live)
+        r = snapshot_adopt_chain(d, p->sandbox, p->snapshot, err);
     return r == 0 ? snapshot_drop(d, p->snapshot, true, err) : r;
 }
 
@@ -243,7 +263,7 @@ int layers_recover(struct daemon *d, struct lh_error *err)
     struct pending_list l = {0};
     int r = db_each(d->db, err, collect_pending, &l,
                     "SELECT s.id, l.layer, s.sandbox, coalesce(b.init_pid, 0) FROM snapshots s"
-                    " JOIN snapshot_layers l ON l.snapshot=s.id AND l.pos=-1000000"
+                    " JOIN snapshot_layers l ON l.snapshot=s.id AND l.pos=-1"
                     " LEFT JOIN sandboxes b ON b.id=s.sandbox AND b.boot=? WHERE s.ready=0",
                     "s", d->boot);
 

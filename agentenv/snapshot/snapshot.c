@@ -21,8 +21,20 @@
 
 LH_LOG_COMPONENT("agentenvd");
 
+static int record_merged(struct daemon *d, const char *id, const char *merged, int64_t now,
+                         struct lh_error *err)
+{
+    int r = db_run(d->db, err, "INSERT INTO layers VALUES(?,0,0,0,?)", "sl", merged, now);
+
+    return r < 0
+               ? r
+               : db_run(d->db, err, "INSERT INTO snapshot_layers VALUES(?,0,?)", "ss", id, merged);
+}
+
+/* The pending snapshot: a new layer on top of the sandbox's chain, or of `merged` (NULL = none),
+ * which stands for the whole of it. */
 static int record(struct daemon *d, const struct sandbox *s, const struct snapshot_options *o,
-                  const char *id, const char *layer, struct lh_error *err)
+                  const char *id, const char *layer, const char *merged, struct lh_error *err)
 {
     size_t len;
     lh_autofree uint8_t *limits = lh_pack(&s->limits.base, &len, err);
@@ -42,8 +54,10 @@ static int record(struct daemon *d, const struct sandbox *s, const struct snapsh
                    "sissssssbill", id, (int)o->durable, s->snapshot, s->id, s->image, s->image_id,
                    s->image_path, s->task, limits, len, (int)s->network, now, now);
     if (r == 0)
-        r = db_run(d->db, err, "INSERT INTO snapshot_layers VALUES(?,-1000000,?)", "ss", id, layer);
-    if (r == 0)
+        r = db_run(d->db, err, "INSERT INTO snapshot_layers VALUES(?,-1,?)", "ss", id, layer);
+    if (r == 0 && merged)
+        r = record_merged(d, id, merged, now, err);
+    else if (r == 0)
         r = db_run(d->db, err,
                    "INSERT INTO snapshot_layers SELECT ?, pos, layer FROM sandbox_layers"
                    " WHERE sandbox=?",
@@ -53,16 +67,21 @@ static int record(struct daemon *d, const struct sandbox *s, const struct snapsh
     return db_end(d->db, r, err);
 }
 
-static int grow_chain(struct daemon *d, struct sandbox *s, const char *layer, struct lh_error *err)
+int snapshot_adopt_chain(struct daemon *d, const char *sandbox, const char *snapshot,
+                         struct lh_error *err)
 {
-    int r = db_run(d->db, err,
-                   "INSERT INTO sandbox_layers SELECT ?1, coalesce(min(pos), 0) - 1, ?2"
-                   " FROM sandbox_layers WHERE sandbox=?1",
-                   "ss", s->id, layer);
+    int r = db_begin(d->db, err);
 
-    if (r == 0)
-        s->had_layers = true;
-    return r;
+    if (r < 0)
+        return r;
+    r = db_run(d->db, err, "DELETE FROM sandbox_layers WHERE sandbox=?", "s", sandbox);
+    if (r == 0) /* positions from 0 on, so that the next layer finds its place on top */
+        r = db_run(
+            d->db, err,
+            "INSERT INTO sandbox_layers SELECT ?, row_number() OVER (ORDER BY pos) - 1, layer"
+            " FROM snapshot_layers WHERE snapshot=?",
+            "ss", sandbox, snapshot);
+    return db_end(d->db, r, err);
 }
 
 /* A fork's layer was never flushed; a snapshot that stands on it needs it to be. */
@@ -106,7 +125,7 @@ static int settle_chain(struct daemon *d, const char *id, bool durable, struct l
     if (durable)
         r = db_each(d->db, err, note_unflushed, &u,
                     "SELECT l.id FROM snapshot_layers s JOIN layers l ON l.id=s.layer"
-                    " WHERE s.snapshot=? AND s.pos>-1000000 AND l.durable=0",
+                    " WHERE s.snapshot=? AND s.pos>=0 AND l.durable=0",
                     "s", id);
     for (size_t i = 0; r == 0 && i < u.n; i++)
         r = settle_layer(d, u.ids[i], true, &bytes, err);
@@ -130,7 +149,7 @@ static int make_ready(struct daemon *d, const struct snapshot_options *o, const 
 }
 
 /* *moved: the sandbox's upper directory has become the layer, whatever happened after. */
-static int seal(struct daemon *d, struct sandbox *s, const char *layer, bool *moved,
+static int seal(struct daemon *d, struct sandbox *s, const char *id, const char *layer, bool *moved,
                 struct lh_error *err)
 {
     lh_autofree char *path = layer_dir(d, layer);
@@ -140,9 +159,46 @@ static int seal(struct daemon *d, struct sandbox *s, const char *layer, bool *mo
         return lh_fail_errno(err, ENOMEM, "layer %s", layer);
     int r = box_seal(s->box, path, &live, err);
     if (r == 0 && live)
-        r = grow_chain(d, s, layer, err);
+        r = snapshot_adopt_chain(d, s->id, id, err);
+    s->had_layers |= live;
     *moved = r < 0 && access(path, F_OK) == 0;
     return r;
+}
+
+/* Tells the box what lies below it: the merged layer, or with NULL the recorded ones. */
+static int set_box_chain(struct daemon *d, struct sandbox *s, const char *merged,
+                         struct lh_error *err)
+{
+    struct chain chain;
+    int r = chain_load(d, s, merged, &chain, err);
+
+    if (r == 0) {
+        r = box_set_layers(s->box, chain.layers, chain.n, err);
+        chain_finish(&chain);
+    }
+    return r;
+}
+
+/* Makes the merged layer, which is recorded. */
+static int merge_chain(struct daemon *d, struct sandbox *s, const char *merged, bool durable,
+                       struct lh_error *err)
+{
+    lh_autofree char *target = layer_dir(d, merged);
+    struct chain chain;
+    uint64_t bytes;
+
+    if (!target)
+        return lh_fail_errno(err, ENOMEM, "merging layers");
+    int r = chain_load(d, s, NULL, &chain, err);
+    if (r < 0)
+        return r;
+    lh_autofree char **paths = calloc(chain.n, sizeof *paths);
+    for (size_t i = 0; paths && i < chain.n; i++)
+        paths[i] = (char *)chain.layers[i].path;
+    r = paths ? layers_merge(paths, chain.n - 1, target, err) /* without the image */
+              : lh_fail_errno(err, ENOMEM, "merging layers");
+    chain_finish(&chain);
+    return r < 0 ? r : settle_layer(d, merged, durable, &bytes, err);
 }
 
 /* The sandbox stands on a layer that no record gives it, or cannot write any more: it must not go
@@ -157,37 +213,81 @@ static void give_up(struct sandbox *s, const char *layer)
         lh_err("nor could it be killed", "sandbox=%s why=%s", s->id, err.message);
 }
 
-int snapshot_take(struct daemon *d, struct sandbox *s, const struct snapshot_options *o,
-                  char id[LH_ID_SIZE], struct lh_error *err)
+static int seal_on(struct daemon *d, struct sandbox *s, const struct snapshot_options *o,
+                   const char *id, const char *layer, const char *merged, bool *moved,
+                   struct lh_error *err)
 {
-    char layer[LH_ID_SIZE];
-    uint64_t bytes = 0;
-    bool moved = false;
-    int before = s->state;
+    int r = 0;
 
-    lh_id_new_text(id);
-    lh_id_new_text(layer);
-    int r = record(d, s, o, id, layer, err);
-    if (r < 0)
-        return lh_wrap(err, "snapshot of sandbox %s", s->id);
-    sandbox_set_state(d, s, o->state, 0);
-    r = seal(d, s, layer, &moved, err);
+    if (merged) {
+        r = merge_chain(d, s, merged, o->durable, err);
+        if (r == 0)
+            r = set_box_chain(d, s, merged, err);
+    }
+    if (r == 0)
+        r = seal(d, s, id, layer, moved, err);
+    if (merged && !*moved) /* it was copied, and goes on above what it had; or as adopted */
+        set_box_chain(d, s, NULL, NULL);
+    return r;
+}
+
+static bool chain_is_long(struct daemon *d, const char *sandbox)
+{
+    int64_t n = 0;
+
+    return db_int(d->db, NULL, &n, "SELECT count(*) FROM sandbox_layers WHERE sandbox=?", "s",
+                  sandbox) == 0 &&
+           n >= CHAIN_MAX;
+}
+
+static int take(struct daemon *d, struct sandbox *s, const struct snapshot_options *o,
+                const char *id, const char *layer, const char *merged, bool *moved,
+                struct lh_error *err)
+{
+    uint64_t bytes = 0;
+    int64_t start_us = lh_now_us();
+    int r = seal_on(d, s, o, id, layer, merged, moved, err);
+    int64_t sealed_us = lh_now_us();
+
     if (r == 0)
         r = settle_layer(d, layer, o->durable, &bytes, err);
     if (r == 0)
         r = settle_chain(d, id, o->durable, err);
     if (r == 0)
         r = make_ready(d, o, id, bytes, err);
+    lh_debug("snapshot", "sandbox=%s seal_us=%lld flush_us=%lld", s->id,
+             (long long)(sealed_us - start_us), (long long)(lh_now_us() - sealed_us));
+    return r;
+}
+
+int snapshot_take(struct daemon *d, struct sandbox *s, const struct snapshot_options *o,
+                  char id[LH_ID_SIZE], struct lh_error *err)
+{
+    char layer[LH_ID_SIZE], merged[LH_ID_SIZE];
+    bool moved = false, merge = chain_is_long(d, s->id);
+    int before = s->state;
+
+    if (s->top_layer[0])
+        return lh_fail(err, LH_FAILED_PRECONDITION,
+                       "sandbox %s has a verifier's layer, which belongs in no snapshot", s->id);
+    lh_id_new_text(id);
+    lh_id_new_text(layer);
+    lh_id_new_text(merged);
+    int r = record(d, s, o, id, layer, merge ? merged : NULL, err);
+    if (r < 0)
+        return lh_wrap(err, "snapshot of sandbox %s", s->id);
+    sandbox_set_state(d, s, o->state, 0);
+    r = take(d, s, o, id, layer, merge ? merged : NULL, &moved, err);
     if (s->state == o->state) /* unless it died meanwhile */
         sandbox_set_state(d, s, before, 0);
-    if (r == 0)
-        return 0;
     struct lh_error undo = {0};
-    if (moved)
+    if (r == 0 && merge)
+        layers_sweep(d, NULL);
+    else if (moved)
         give_up(s, layer);
-    else if (snapshot_drop(d, id, true, &undo) < 0)
+    else if (r < 0 && snapshot_drop(d, id, true, &undo) < 0)
         lh_warn("snapshot not undone", "snapshot=%s why=%s", id, undo.message);
-    return lh_wrap(err, "snapshot of sandbox %s", s->id);
+    return r < 0 ? lh_wrap(err, "snapshot of sandbox %s", s->id) : 0;
 }
 
 int snapshot_drop(struct daemon *d, const char *id, bool key_too, struct lh_error *err)

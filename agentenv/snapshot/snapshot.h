@@ -16,6 +16,9 @@ struct snapshot_options {
     int state;                  /* shown meanwhile: SB_SNAPSHOTTING or SB_FORKING */
 };
 
+/* The chain of a sandbox becomes that of a snapshot of it which was sealed live. */
+int snapshot_adopt_chain(struct daemon *d, const char *sandbox, const char *snapshot,
+                         struct lh_error *err);
 /* Takes one of a sandbox that is held alone, RUNNING or FROZEN. */
 int snapshot_take(struct daemon *d, struct sandbox *s, const struct snapshot_options *o,
                   char id[LH_ID_SIZE], struct lh_error *err);
@@ -51,6 +54,11 @@ int snapshot_reconcile(struct daemon *d, const V1(ReconcileRequest) * req,
 
 /* Bytes of the files in a layer; with `durable`, they are on disk when it returns. */
 int layer_settle(const char *path, bool durable, uint64_t *bytes, struct lh_error *err);
+/* Merges layers, top first, into a new directory with the effect of all of them. */
+int layers_merge(char *const *paths, size_t n, const char *target, struct lh_error *err);
+/* A chain grows by one layer a snapshot; at this length it is merged into one. */
+enum { CHAIN_MAX = 32 };
+
 /* Removes every layer that nothing names, and adds to *done (may be NULL). */
 struct gc_result {
     uint32_t snapshots, layers;

@@ -146,17 +146,33 @@ class Verbs(lab.DaemonTest):
         time.sleep(0.2)
         self.assertGreater(int(self.d.sh(box, "wc -c < /work/log").stdout), size, "the parent goes on")
 
-    def test_many_snapshots_make_a_long_chain(self):
+    def test_many_snapshots_make_a_long_chain_that_is_merged(self):
         box = self.d.out("start", "bb")
-        turns = 40
+        turns = 70
+        self.d.sh(box, "mkdir /work/tree /work/tree/old; echo x > /work/tree/old/x; rm /bin/yes")
         for i in range(turns):
-            self.d.sh(box, "echo %d > /work/f%d; echo %d > /work/last; rm -f /work/f%d" % (i, i, i, i - 5))
+            self.d.sh(box, "cd /work; echo %d > f%d; echo %d > last; rm -f f%d; echo %d >> grows; "
+                           "rm -r tree; mkdir tree; echo %d > tree/t%d; ln -sf f%d link; "
+                           "chmod 7%d%d tree" % (i, i, i, i - 5, i, i, i, i, i % 8, i % 8))
             snap = self.d.out("snapshot", box)
-        copy = self.d.out("resume", snap)
-        self.assertEqual(self.d.sh(copy, "cat /work/last").stdout, "%d\n" % (turns - 1))
-        names = sorted(self.d.sh(copy, "ls /work").stdout.split())
-        self.assertEqual(names, sorted(["f%d" % i for i in range(turns - 5, turns)] + ["last"]))
-        self.assertEqual(sorted(self.d.sh(box, "ls /work").stdout.split()), names)
+            if i == 40:
+                middle = snap
+        chains = [len(s["layers"]) for s in self.d.json("snapshot", "ls")]
+        self.assertLessEqual(max(chains), 33)
+        self.assertLess(chains[-1], turns // 2)
+        state = ("cd /work; ls; cat last; wc -l < grows; ls tree; readlink link; stat -c %a tree; "
+                 "test -e /bin/yes; echo $?; cat f*")
+        expected = self.d.sh(box, state).stdout
+        self.assertIn("t%d" % (turns - 1), expected)
+        self.assertNotIn("t%d\n" % (turns - 2), expected)
+        self.assertEqual(self.d.sh(self.d.out("resume", snap), state).stdout, expected)
+        old = self.d.sh(self.d.out("resume", middle), "cd /work; ls tree f*; cat last").stdout.split()
+        self.assertEqual(old, ["f36", "f37", "f38", "f39", "f40", "tree:", "t40", "40"])
+        self.d.kill()
+        self.d.start()
+        self.assertEqual(self.d.sh(box, state).stdout, expected)
+        self.assertEqual(self.d.sh(self.d.out("resume", self.d.out("snapshot", box)), state).stdout,
+                         expected)
 
     def test_ls_rm_names(self):
         box = self.d.out("start", "bb", "--name", "n1", "--owner", "job/1", "-m", "64M", "--cpu", "0.5",
