@@ -3,6 +3,7 @@
 proto/rpc.h.  What goes over the wire is gRPC only if somebody else's gRPC says so."""
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -170,6 +171,42 @@ class Rpc(unittest.TestCase):
         reply = call(self.pb.EchoRequest(), timeout=10, wait_for_ready=True)
         self.assertEqual(reply.server_pid, self.server.pid)
         self.assertLess(time.monotonic() - start, 3)
+
+    def test_connections_that_speak_something_else(self):
+        for bytes_ in (b"", b"GET / HTTP/1.1\r\n\r\n", b"\0" * 4096, os.urandom(4096),
+                       b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\xff" * 64):
+            with socket.socket(socket.AF_UNIX) as s:
+                s.connect(self.path)
+                try:
+                    s.sendall(bytes_)
+                except BrokenPipeError:
+                    pass  # it had seen enough
+                self.assertEqual(self.echo(text="meanwhile").text, "meanwhile")
+
+    @unittest.skipUnless(os.geteuid() == 0, "needs another user")
+    def test_other_users_are_disconnected(self):
+        program = ("import socket, sys; s = socket.socket(socket.AF_UNIX); s.connect(sys.argv[1]);"
+                   "s.settimeout(5); sys.exit(0 if s.recv(1) == b'' else 1)")
+        command = [sys.executable, "-c", program, self.path]
+        self.assertNotEqual(subprocess.run(command, user=65534, stderr=subprocess.DEVNULL).returncode,
+                            0, "the socket is 0600")
+        os.chmod(self.dir.name, 0o755)
+        os.chmod(self.path, 0o666)
+        self.assertEqual(subprocess.run(command, user=65534).returncode, 0)
+        os.chmod(self.path, 0o600)
+
+    def test_nothing_is_left_of_a_connection(self):
+        def open_files():
+            return len(os.listdir(f"/proc/{self.server.pid}/fd"))
+
+        before = open_files()
+        for _ in range(30):
+            with self.connect() as channel:
+                self.echo(channel)
+        deadline = time.monotonic() + 5
+        while open_files() > before:
+            self.assertLess(time.monotonic(), deadline, f"{open_files()} files, {before} before")
+            time.sleep(0.05)
 
     def test_second_server_is_refused(self):
         second = subprocess.run([SERVER, self.path], capture_output=True, text=True, timeout=10)
