@@ -24,18 +24,22 @@
 #define SANDBOX_SHELL_STATE "/tmp/.longhaul-shell"
 
 struct sandbox {
-    struct rpc_channel *agentenv; /* borrowed */
-    char *owner;                  /* "JOB/TRAJECTORY" */
-    char *task;
+    struct rpc_channel *agentenv;         /* borrowed */
+    char *owner;                          /* "JOB/TRAJECTORY" */
+    const Longhaul__Task__V1__Task *task; /* borrowed */
+    char **env;                           /* NAME=value, the task's; n_env */
+    size_t n_env;
     uint32_t attempt;
     unsigned builds;   /* sandboxes made in this attempt */
     char id[64];       /* "" = none now */
     char snapshot[64]; /* last commit point; "" = the task as registered */
 };
 
-/* Copies owner, task and snapshot. */
+/* Copies owner and snapshot.  UNIMPLEMENTED when the task's actions need a secret: only agentenvd
+ * knows those, and tells nobody. */
 int sandbox_init(struct sandbox *s, struct rpc_channel *agentenv, const char *owner,
-                 const char *task, uint32_t attempt, const char *snapshot, struct lh_error *err);
+                 const Longhaul__Task__V1__Task *task, uint32_t attempt, const char *snapshot,
+                 struct lh_error *err);
 void sandbox_finish(struct sandbox *s);
 
 /* Removes what earlier attempts left, keeps only `snapshot` of their snapshots, starts a sandbox.

@@ -2,31 +2,13 @@
 
 #include <criterion/new/assert.h>
 
-static const char config[] =
-    "{\"model_type\":\"kimi_linear\",\"hidden_act\":\"silu\",\"vocab_size\":264,\"hidden_size\":32,"
-    "\"num_hidden_layers\":4,\"num_attention_heads\":2,\"linear_num_heads\":2,"
-    "\"linear_head_dim\":16,\"linear_conv_kernel_dim\":4,\"kv_lora_rank\":16,\"qk_nope_head_dim\":"
-    "8,"
-    "\"qk_rope_head_dim\":8,\"v_head_dim\":8,\"intermediate_size\":48,\"attention_bias\":false,"
-    "\"layer_types\":[\"linear_attention\",\"full_attention\",\"linear_attention\","
-    "\"full_attention\"],\"mlp_layer_types\":[\"dense\",\"dense\",\"dense\",\"dense\"]}";
-
-static void open_model(struct rig *r)
-{
-    char *dir = util_config_dir(config);
-
-    r->model = util_open(dir);
-    cr_assert(eq(int, lh_remove_tree(dir, NULL), 0));
-    free(dir);
-    r->weights = util_weights(r->model, 1);
-}
-
 void rig_init(struct rig *r, size_t kv_bytes, struct kv_client *store)
 {
     struct lh_error err = {0};
 
     *r = (struct rig){.version = {.step = 1, .id = {1}}};
-    open_model(r);
+    r->model = util_open(TINY_MODEL);
+    r->weights = util_weights(r->model, 1);
     r->o = (struct engine_options){
         .model = r->model,
         .weights = r->weights,

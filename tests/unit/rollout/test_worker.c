@@ -1,0 +1,128 @@
+/* The worker as a process among the real others. */
+#include <criterion/criterion.h>
+#include <criterion/new/assert.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "world.h"
+
+enum { BUDGET = 32 << 20, EPISODES = 6 };
+
+#define MODE(name)   ((int)LONGHAUL__EXPERIENCE__V1__MODE__MODE_##name)
+#define FINISH(name) ((uint32_t)LONGHAUL__EXPERIENCE__V1__FINISH_REASON__FINISH_##name)
+#define SCORED       ((uint32_t)LONGHAUL__TASK__V1__VERDICT_KIND__VERDICT_SCORED)
+
+TestSuite(worker, .timeout = 240);
+
+/* Tokens as text, specials in angle brackets. */
+static void spell(const struct transcript *t, char *to, size_t room)
+{
+    static const char *const names[TOKEN_SPECIALS] = {"<pad>",  "<bos>",       "<eos>",  "<system>",
+                                                      "<user>", "<assistant>", "<tool>", "<run>"};
+    size_t at = 0;
+
+    for (size_t i = 0; i < t->n && at + 16 < room; i++) {
+        int32_t k = t->tokens[i];
+        at += (size_t)(k < TOKEN_SPECIALS ? snprintf(to + at, room - at, "%s", names[k])
+                                          : snprintf(to + at, room - at, "%c", k - TOKEN_SPECIALS));
+    }
+}
+
+/* The shell's directory and variables go from action to action, through a snapshot in between. */
+Test(worker, records_a_demonstration)
+{
+    struct world w;
+    char text[1000];
+
+    world_open(&w, BUDGET);
+    struct episode *e = world_begin(&w, TASK_TWO, MODE(DEMONSTRATE), 1);
+    world_finish(&w, 60);
+    spell(&e->got, text, sizeof text);
+    cr_assert(eq(str, text,
+                 (char *)"<bos><user>copy the word<assistant>cd sub; ls; export N=7; false<run>"
+                         "<tool>word\n!1<assistant>echo $N >n; cat word >../out<eos>"));
+    cr_assert(eq(u32, e->verdict, SCORED));
+    cr_assert(eq(dbl, e->reward, 1));
+    cr_assert(eq(u32, e->finish, FINISH(SUBMITTED)));
+    cr_assert(eq(u32, e->turns, 2));
+    cr_assert(eq(u32, e->snapshots, 1), "none for the last turn");
+    cr_assert(eq(u32, e->infra, 0));
+    world_close(&w);
+}
+
+static void begin_all(struct world *w)
+{
+    for (uint64_t i = 0; i < EPISODES; i++)
+        world_begin(w, TASK_AGENT, MODE(SAMPLE), 1000 + i);
+}
+
+static bool same(const struct transcript *a, const struct transcript *b)
+{
+    return a->n == b->n && !memcmp(a->tokens, b->tokens, a->n * sizeof *a->tokens) &&
+           !memcmp(a->logprobs, b->logprobs, a->n * sizeof *a->logprobs) &&
+           !memcmp(a->mask, b->mask, a->n);
+}
+
+static uint32_t commits(const struct world *w)
+{
+    uint32_t n = 0;
+
+    for (size_t i = 0; i < w->n_episodes; i++)
+        n += w->episodes[i].snapshots;
+    return n;
+}
+
+/* I3, I5: phases come and go, the worker is killed, and the trajectories are the same ones. */
+Test(worker, switches_and_kills_do_not_change_what_is_sampled)
+{
+    struct transcript quiet[EPISODES];
+    struct world w;
+    uint32_t attempts = 0;
+
+    world_open(&w, BUDGET);
+    begin_all(&w);
+    world_finish(&w, 100);
+    cr_assert(gt(u32, commits(&w), 0), "some went over several turns");
+    for (int i = 0; i < EPISODES; i++) {
+        cr_assert(eq(u32, w.episodes[i].verdict, SCORED));
+        quiet[i] = w.episodes[i].got;
+        w.episodes[i].got = (struct transcript){0};
+    }
+    world_forget(&w);
+
+    begin_all(&w);
+    for (int i = 0; i < 400 && !commits(&w); i++)
+        world_turn(&w, 50);
+    world_switch(&w, ARBITER_TRAIN);
+    world_turn(&w, 50);
+    world_switch(&w, ARBITER_ROLLOUT);
+    world_turn(&w, 50);
+    world_kill_worker(&w);
+    world_finish(&w, 100);
+    for (int i = 0; i < EPISODES; i++) {
+        cr_assert(same(&w.episodes[i].got, &quiet[i]), "trajectory %d", i);
+        attempts += w.episodes[i].attempt;
+        transcript_finish(&quiet[i]);
+    }
+    cr_assert(gt(u32, attempts, EPISODES), "the kill met somebody");
+    world_close(&w);
+}
+
+/* Turns wait for the version they were assigned; what is sampled names it. */
+Test(worker, waits_for_the_assigned_version)
+{
+    struct world w;
+
+    world_open(&w, BUDGET);
+    w.step = 2; /* promised */
+    begin_all(&w);
+    for (int i = 0; i < 30; i++)
+        world_turn(&w, 50);
+    cr_assert(eq(u64, w.tokens_decoded, 0));
+    world_switch(&w, ARBITER_TRAIN);
+    world_publish(&w, 2);
+    world_switch(&w, ARBITER_ROLLOUT);
+    world_finish(&w, 100);
+    cr_assert(gt(u64, w.tokens_decoded, 0));
+    world_close(&w);
+}
