@@ -32,8 +32,6 @@ static const char carry_shell[] =
     "trap '{ export -p >" SANDBOX_SHELL_STATE "; } 2>/dev/null' EXIT\n"
     "eval \"$1\"\n";
 
-static const char default_workdir[] = "/work"; /* task.proto */
-
 static void pause_ms(int ms)
 {
     struct timespec t = {ms / 1000, ms % 1000 * 1000000L};
@@ -68,42 +66,18 @@ static int call_empty(struct rpc_channel *ch, const char *method, const Protobuf
     return r;
 }
 
-static int copy_env(struct sandbox *s, const Longhaul__Task__V1__Environment *e,
-                    struct lh_error *err)
-{
-    s->env = calloc(e->n_env + 1, sizeof *s->env);
-    if (!s->env)
-        return lh_fail_errno(err, ENOMEM, "environment of task %s", s->task->name);
-    for (size_t i = 0; i < e->n_env; i++) {
-        if (e->env[i]->source_case == LONGHAUL__TASK__V1__ENV_VAR__SOURCE_SECRET_REF)
-            return lh_fail(err, LH_UNIMPLEMENTED, "task %s: actions cannot have the secret %s",
-                           s->task->name, e->env[i]->name);
-        s->env[i] = lh_format("%s=%s", e->env[i]->name, e->env[i]->value);
-        if (!s->env[i])
-            return lh_fail_errno(err, ENOMEM, "environment of task %s", s->task->name);
-        s->n_env++;
-    }
-    return 0;
-}
-
 int sandbox_init(struct sandbox *s, struct rpc_channel *agentenv, const char *owner,
-                 const Longhaul__Task__V1__Task *task, uint32_t attempt, const char *snapshot,
-                 struct lh_error *err)
+                 const char *task, uint32_t attempt, const char *snapshot, struct lh_error *err)
 {
     *s = (struct sandbox){.agentenv = agentenv, .task = task, .attempt = attempt};
     s->owner = strdup(owner);
     snprintf(s->snapshot, sizeof s->snapshot, "%s", snapshot);
-    if (!s->owner)
-        return lh_fail_errno(err, ENOMEM, "sandbox of %s", owner);
-    return task->environment ? copy_env(s, task->environment, err) : 0;
+    return s->owner ? 0 : lh_fail_errno(err, ENOMEM, "sandbox of %s", owner);
 }
 
 void sandbox_finish(struct sandbox *s)
 {
     free(s->owner);
-    for (size_t i = 0; i < s->n_env; i++)
-        free(s->env[i]);
-    free(s->env);
     *s = (struct sandbox){0};
 }
 
@@ -119,11 +93,11 @@ static int build(struct sandbox *s, int timeout_ms, struct lh_error *err)
     req.attempt = s->attempt;
     req.owner = s->owner;
     req.source_case = LONGHAUL__SANDBOX__V1__CREATE_REQUEST__SOURCE_TASK;
-    req.task = s->task->name;
+    req.task = (char *)s->task;
     if (*s->snapshot) {
         req.source_case = LONGHAUL__SANDBOX__V1__CREATE_REQUEST__SOURCE_SNAPSHOT;
         req.snapshot = s->snapshot;
-        req.task_of_snapshot = s->task->name;
+        req.task_of_snapshot = (char *)s->task;
     }
     int r = call(s->agentenv, SANDBOXES "Create", &req.base,
                  &longhaul__sandbox__v1__sandbox__descriptor, timeout_ms,
@@ -207,7 +181,6 @@ static int run_once(struct sandbox *s, const char *action, uint32_t timeout_ms, 
 {
     const char *argv[] = {"/bin/sh", "-c", carry_shell, "sh", action};
     Longhaul__Sandbox__V1__ExecRequest req = LONGHAUL__SANDBOX__V1__EXEC_REQUEST__INIT;
-    const Longhaul__Task__V1__Environment *e = s->task->environment;
 
     g->out->len = g->out->produced = 0;
     g->ended = false;
@@ -216,10 +189,6 @@ static int run_once(struct sandbox *s, const char *action, uint32_t timeout_ms, 
     req.argv = (char **)argv;
     req.n_argv = LH_ARRAY_SIZE(argv);
     req.timeout_ms = timeout_ms;
-    req.env = s->env;
-    req.n_env = s->n_env;
-    req.cwd = e && *e->workdir ? e->workdir : (char *)default_workdir;
-    req.user = e ? e->user : req.user;
     int r = rpc_stream(s->agentenv, SANDBOXES "Exec", &req.base,
                        &longhaul__sandbox__v1__exec_event__descriptor,
                        (int)timeout_ms + RUN_GRACE_MS, on_event, g, err);
@@ -325,7 +294,7 @@ Longhaul__Task__V1__Verdict *sandbox_verify(struct sandbox *s, int timeout_ms, s
 
     req.id = s->id;
     req.attempt = s->attempt;
-    req.task = s->task->name;
+    req.task = (char *)s->task;
     if (call(s->agentenv, SANDBOXES "Verify", &req.base, &longhaul__task__v1__verdict__descriptor,
              timeout_ms, (ProtobufCMessage **)&verdict, err) == 0)
         return verdict;

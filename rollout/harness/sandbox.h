@@ -24,22 +24,18 @@
 #define SANDBOX_SHELL_STATE "/tmp/.longhaul-shell"
 
 struct sandbox {
-    struct rpc_channel *agentenv;         /* borrowed */
-    char *owner;                          /* "JOB/TRAJECTORY" */
-    const Longhaul__Task__V1__Task *task; /* borrowed */
-    char **env;                           /* NAME=value, the task's; n_env */
-    size_t n_env;
+    struct rpc_channel *agentenv; /* borrowed */
+    char *owner;                  /* "JOB/TRAJECTORY" */
+    const char *task;             /* borrowed */
     uint32_t attempt;
     unsigned builds;   /* sandboxes made in this attempt */
     char id[64];       /* "" = none now */
     char snapshot[64]; /* last commit point; "" = the task as registered */
 };
 
-/* Copies owner and snapshot.  UNIMPLEMENTED when the task's actions need a secret: only agentenvd
- * knows those, and tells nobody. */
+/* Copies owner and snapshot. */
 int sandbox_init(struct sandbox *s, struct rpc_channel *agentenv, const char *owner,
-                 const Longhaul__Task__V1__Task *task, uint32_t attempt, const char *snapshot,
-                 struct lh_error *err);
+                 const char *task, uint32_t attempt, const char *snapshot, struct lh_error *err);
 void sandbox_finish(struct sandbox *s);
 
 /* Removes what earlier attempts left, keeps only `snapshot` of their snapshots, starts a sandbox.
@@ -53,7 +49,8 @@ struct sandbox_result {
     bool timed_out;
     bool dead; /* the action ended the sandbox */
 };
-/* Runs `/bin/sh -c action`. */
+/* Runs `/bin/sh -c action`, in the task's directory and environment or where the last one left off.
+ */
 int sandbox_run(struct sandbox *s, const char *action, uint32_t timeout_ms, size_t max_output,
                 struct sandbox_result *out, struct lh_error *err);
 

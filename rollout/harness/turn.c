@@ -232,7 +232,7 @@ static int start_sandbox(struct trajectory *t, struct lh_error *err)
     const Longhaul__Task__V1__Timeouts *limits = timeouts(t);
     int timeout = (int)limit_ms(limits->boot, BOOT_DEFAULT_MS) +
                   (int)limit_ms(limits->setup, SETUP_DEFAULT_MS) + GRACE_MS;
-    int r = sandbox_init(&t->sandbox, t->agentenv, t->owner, t->task->task, t->assign->attempt,
+    int r = sandbox_init(&t->sandbox, t->agentenv, t->owner, t->assign->task, t->assign->attempt,
                          t->assign->resume_snapshot, err);
 
     return r < 0 ? r : sandbox_start(&t->sandbox, timeout, err);

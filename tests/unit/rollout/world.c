@@ -150,8 +150,9 @@ static void register_tasks(struct world *w)
     set.n_tasks = 2;
     req.set = &set;
     req.no_verify = true; /* its oracle is not run by the harness there */
-    int r = rpc_stream(w->agentenv, "/longhaul.task.v1.Tasks/Add", &req.base,
-                       &longhaul__task__v1__register_reply__descriptor, 60000, registered, &n, &err);
+    int r =
+        rpc_stream(w->agentenv, "/longhaul.task.v1.Tasks/Add", &req.base,
+                   &longhaul__task__v1__register_reply__descriptor, 60000, registered, &n, &err);
     cr_assert(eq(int, r, 0), "%s", err.message);
     cr_assert(eq(int, n, 2));
 }
@@ -240,6 +241,7 @@ void world_open(struct world *w, uint64_t kv_budget_bytes)
     struct lh_error err = {0};
 
     *w = (struct world){.dir = "/tmp/rollout-world-XXXXXX"};
+    setenv("LONGHAUL_SUPERVISED", "1", 1); /* a failed test takes its daemons along */
     cr_assert(mkdtemp(w->dir) != NULL);
     lh_id_new_text(w->job_id);
     lh_autofree char *run = path_of(w, "run");

@@ -1,6 +1,6 @@
-/* A whole node for one worker: arbiterd, kvstored, agentenvd with an image and two tasks, the worker
- * itself, and this process in the place of the trainer: it lends the weights, switches phases,
- * hands out trajectories and takes what comes back. */
+/* A whole node for one worker: arbiterd, kvstored, agentenvd with an image and two tasks, the
+ * worker itself, and this process in the place of the trainer: it lends the weights, switches
+ * phases, hands out trajectories and takes what comes back. */
 #ifndef TESTS_UNIT_ROLLOUT_WORLD_H
 #define TESTS_UNIT_ROLLOUT_WORLD_H
 
