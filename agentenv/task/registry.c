@@ -166,6 +166,19 @@ bool task_is_registered(struct daemon *d, const Task *task, const uint8_t digest
            n > 0;
 }
 
+/* A sandbox of the task still asks it for variables and to be judged. */
+static int refuse_if_used(struct db *db, const char *name, struct lh_error *err)
+{
+    int64_t n;
+    int r = db_int(db, err, &n, "SELECT count(*) FROM sandboxes WHERE task = ?", "s", name);
+
+    if (r == 0 && n)
+        r = lh_fail(err, LH_FAILED_PRECONDITION,
+                    "task %s has sandboxes: %lld; remove them first, see agentenv ls --all", name,
+                    (long long)n);
+    return r;
+}
+
 int task_delete(struct daemon *d, const char *name, struct lh_error *err)
 {
     struct db *db = daemon_db(d);
@@ -173,7 +186,9 @@ int task_delete(struct daemon *d, const char *name, struct lh_error *err)
 
     if (r < 0)
         return r;
-    r = db_run(db, err, "DELETE FROM tasks WHERE name = ?", "s", name);
+    r = refuse_if_used(db, name, err);
+    if (r == 0)
+        r = db_run(db, err, "DELETE FROM tasks WHERE name = ?", "s", name);
     if (r == 0 && db_changes(db) == 0)
         r = lh_fail(err, LH_NOT_FOUND, "no task %s is registered", name);
     return db_end(db, r, err);
