@@ -2,6 +2,7 @@
  * requests nobody honest would send.  4,096-byte objects, so one page each. */
 #include <criterion/criterion.h>
 #include <criterion/new/assert.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "direct.h"
@@ -141,6 +142,42 @@ Test(index, superseded_states_go_first_then_the_oldest_tail)
     cr_assert(eq(u32, f.d.service.index.in_use, 0), "without a state before it all of it goes");
     cr_assert(not(kv_index_evict(&f.d.service.index)));
     kv_pages_give(&f.d.service.pages, &filler);
+    end(&f);
+}
+
+/* Blocks of 3 pages and states of 31, put and evicted at random for long: holes are refilled by
+ * their own kind, so the store stays full instead of being cleared to make one hole. */
+Test(index, two_sizes_do_not_fragment_the_store)
+{
+    enum { SEQUENCES = 200, LONGEST = 24, TURN = 3, PUTS = 4000 };
+    static struct kv_key chains[SEQUENCES][LONGEST];
+    size_t stored[SEQUENCES] = {0};
+    uint32_t least = UINT32_MAX;
+    struct fixture f;
+    uint64_t ticket;
+
+    begin(&f, 4096, 3 * PAGE, 31 * PAGE);
+    srand(1);
+    for (int i = 0; i < PUTS; i++) {
+        int s = rand() % SEQUENCES;
+        size_t first = stored[s];
+        if (first + TURN > LONGEST || first == 0) {
+            stored[s] = first = 0;
+            for (int k = 0; k < LONGEST; k++)
+                memcpy(chains[s][k].bytes, (int[3]){i + 1, s, k}, 12);
+        }
+        int r = direct_put(&f.d, &f.root, chains[s], first, first + TURN, &ticket);
+        stored[s] = r == 0 ? first + TURN : 0;
+        cr_assert(r == 0 || r == LH_FAILED_PRECONDITION, "evicted before it was continued, or %d",
+                  r);
+        if (r == 0)
+            cr_assert(direct_commit(&f.d, ticket, TURN));
+        if (i > PUTS / 4 && f.d.service.pages.used < least)
+            least = f.d.service.pages.used;
+        if (i % 100 == 0)
+            direct_check(&f.d);
+    }
+    cr_assert(gt(u32, least, 4096 * 3 / 4));
     end(&f);
 }
 
