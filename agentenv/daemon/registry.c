@@ -127,10 +127,12 @@ int registry_insert(struct daemon *d, const struct sandbox *s, const char *kind,
         r = registry_bind_key(d, kind, key, s->id, err);
     /* Copied inside the transaction, so that gc cannot take the layers in between. */
     if (r == 0 && from_snapshot) {
-        r = db_run(d->db, err,
-                   "INSERT INTO sandbox_layers SELECT ?, pos, layer FROM snapshot_layers"
-                   " WHERE snapshot=(SELECT id FROM snapshots WHERE id=? AND ready=1)",
-                   "ss", s->id, from_snapshot);
+        r = db_run(
+            d->db, err,
+            "INSERT INTO sandbox_layers SELECT ?, row_number() OVER (ORDER BY pos) - 1, layer"
+            " FROM snapshot_layers"
+            " WHERE snapshot=(SELECT id FROM snapshots WHERE id=? AND ready=1)",
+            "ss", s->id, from_snapshot);
         if (r == 0 && db_changes(d->db) == 0)
             r = lh_fail(err, LH_NOT_FOUND, "no snapshot \"%s\"", from_snapshot);
     }
