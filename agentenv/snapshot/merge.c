@@ -96,8 +96,10 @@ static int merge_dir(int from, int to, int depth, struct lh_error *err);
 static int merge_subdir(int from, int to, const char *name, int depth, struct lh_error *err)
 {
     struct stat st;
+    /* A file or whiteout ends overlayfs' search below the directory that stands above it. */
+    bool covers = fstatat(to, name, &st, AT_SYMLINK_NOFOLLOW) == 0 && !S_ISDIR(st.st_mode);
 
-    if (fstatat(to, name, &st, AT_SYMLINK_NOFOLLOW) == 0 && !S_ISDIR(st.st_mode)) {
+    if (covers) {
         int r = remove_name(to, name, err);
         if (r < 0)
             return r;
@@ -106,7 +108,7 @@ static int merge_subdir(int from, int to, const char *name, int depth, struct lh
         return lh_fail_errno(err, errno, "directory %s of a layer", name);
     lh_autoclose int a = openat(from, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     lh_autoclose int b = openat(to, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-    if (a < 0 || b < 0)
+    if (a < 0 || b < 0 || (covers && fsetxattr(b, OPAQUE, "y", 1, 0) < 0))
         return lh_fail_errno(err, errno, "directory %s of a layer", name);
     return merge_dir(a, b, depth + 1, err);
 }

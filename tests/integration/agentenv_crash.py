@@ -116,11 +116,12 @@ class Crash(lab.DaemonTest):
         print("seed", seed)
         rng = random.Random(seed)
         snapshots = {}
+        moment = 2 * self.one_turn()
         for i in range(rounds):
             loads = [Load(self.d.socket, "%d-%d-%d" % (seed, i, j)) for j in range(3)]
             for l in loads:
                 l.start()
-            time.sleep(0.03 + rng.random() * 0.5)
+            time.sleep(0.02 + rng.random() * moment)
             self.d.kill()
             for l in loads:
                 l.join()
@@ -141,6 +142,16 @@ class Crash(lab.DaemonTest):
             for owner in s.owners:
                 c.call("Release", snapshot=s.id, owner=owner)
         c.close()
+
+    def one_turn(self):
+        """Seconds, of three loads beside each other; machines differ."""
+        loads = [Load(self.d.socket, "warm-%d" % j) for j in range(3)]
+        threads = [threading.Thread(target=l.turn, args=(l.seed,)) for l in loads]
+        started = time.monotonic()
+        [t.start() for t in threads]
+        [t.join() for t in threads]
+        [l.c.close() for l in loads]
+        return time.monotonic() - started
 
     def check(self, loads, snapshots):
         self.assertEqual(self.d.audit(), [])
