@@ -46,8 +46,9 @@ static const struct device {
 enum { DEVICES = LH_ARRAY_SIZE(devices), DEV_NULL = 0 };
 
 /* Covered by /dev/null: kernel addresses, keys, command line, configuration, timers. */
-static const char *const masked[] = {"kallsyms", "keys",       "cmdline", "config.gz",  "kcore",
-                                     "kmsg",     "timer_list", "modules", "sched_debug"};
+static const char *const masked[] = {"/proc/kallsyms",   "/proc/keys",    "/proc/cmdline",
+                                     "/proc/config.gz",  "/proc/kcore",   "/proc/kmsg",
+                                     "/proc/timer_list", "/proc/modules", "/proc/sched_debug"};
 /* Readable but not writable.  "1" is init: the sandbox's root owns the files of its directory,
  * whose writes are not all guarded by ptrace rights (oom_score_adj is not). */
 static const char *const readonly[] = {"1",  "sys",           "irq",  "bus",
@@ -104,8 +105,8 @@ static void collect(struct parts *p)
                      "a new /dev/pts");
     for (size_t i = 0; i < DEVICES; i++)
         p->dev[i] = clone_device(&devices[i]);
-    for (size_t i = 0; i < LH_ARRAY_SIZE(masked); i++)
-        p->mask[i] = clone_device(&devices[DEV_NULL]);
+    for (size_t i = 0; i < LH_ARRAY_SIZE(masked); i++) /* the host's /proc has the same files */
+        p->mask[i] = access(masked[i], F_OK) == 0 ? clone_device(&devices[DEV_NULL]) : -1;
 }
 
 /* ---- in the new root ----------------------------------------------------------------------- */
@@ -139,13 +140,13 @@ static void make_shared_dir(const char *path)
         must(chmod(path, 01777), path);
 }
 
-/* The same for an empty regular file, the mount point of a device. */
+/* Anything that a device can be mounted on: an image may have device nodes of its own. */
 static void make_file(const char *path)
 {
     struct stat st;
 
     if (lstat(path, &st) == 0) {
-        if (S_ISREG(st.st_mode))
+        if (!S_ISDIR(st.st_mode) && !S_ISLNK(st.st_mode))
             return;
         must(S_ISDIR(st.st_mode) ? rmdir(path) : unlink(path), path);
     }
@@ -179,13 +180,9 @@ static void make_proc(struct parts *p)
 
     make_dir("/proc", 0555);
     attach(p->proc, "/proc");
-    for (size_t i = 0; i < LH_ARRAY_SIZE(masked); i++) {
-        snprintf(path, sizeof path, "/proc/%s", masked[i]);
-        if (access(path, F_OK) == 0)
-            attach(p->mask[i], path);
-        else
-            close(p->mask[i]);
-    }
+    for (size_t i = 0; i < LH_ARRAY_SIZE(masked); i++)
+        if (p->mask[i] >= 0)
+            attach(p->mask[i], masked[i]);
     for (size_t i = 0; i < LH_ARRAY_SIZE(readonly); i++) {
         snprintf(path, sizeof path, "/proc/%s", readonly[i]);
         if (access(path, F_OK) == 0)
