@@ -7,8 +7,8 @@
  * what is said there is level-triggered and repeated by its owner.
  *
  * ZeroMQ's own guarantees are not relied on: PUSH/PULL and LINGER lose messages, ipc:// drops at
- * close, ROUTER drops silently.  Heartbeats detect dead peers.  A channel belongs to one thread,
- * except where a function says otherwise. */
+ * close, ROUTER drops silently.  Heartbeats detect dead peers.  All functions are
+ * thread-safe, except that nothing may be under way when an end is destroyed. */
 #ifndef PROTO_CHANNEL_H
 #define PROTO_CHANNEL_H
 
@@ -42,7 +42,7 @@ LH_DEFINE_AUTO(channel_message, channel_message_free)
 struct channel_worker;
 
 struct channel_worker_options {
-    const char *endpoint; /* ipc:///path or tcp://host:port */
+    const char *endpoint; /* ipc:///path or, on one node, tcp://127.0.0.1:port */
     const char *name;     /* stable across restarts, [a-z0-9-], below CHANNEL_PEER */
     const char *instance; /* new id each start */
     size_t window_bytes;  /* unacknowledged bytes before channel_send waits; 0 = 16 MiB */
@@ -54,7 +54,7 @@ struct channel_worker *channel_worker_create(const struct channel_worker_options
 void channel_worker_destroy(struct channel_worker *w);
 LH_DEFINE_AUTO(channel_worker, channel_worker_destroy)
 
-/* Thread-safe.  `reliable` messages (SEGMENT, DONE) wait for window up to timeout_ms
+/* `reliable` messages (SEGMENT, DONE) wait for window up to timeout_ms
  * (RESOURCE_EXHAUSTED after it) and are copied; others are sent once, in order with them, and
  * refused with UNAVAILABLE when 256 of them wait for a lost intake.  envelope->seq and ack are set
  * here, instance is sent but not set.  A message larger than the window goes alone. */
@@ -64,7 +64,7 @@ int channel_worker_send(struct channel_worker *w, Longhaul__Experience__V1__Enve
 /* Next message for this worker; NULL with err->code DEADLINE_EXCEEDED when none came. */
 struct channel_message *channel_worker_recv(struct channel_worker *w, int timeout_ms,
                                             struct lh_error *err);
-/* Highest seq the intake has acknowledged, and bytes not yet acknowledged.  Thread-safe.  A
+/* Highest seq the intake has acknowledged, and bytes not yet acknowledged.  A
  * reliable message is safe once this reaches the seq that its envelope was given. */
 uint64_t channel_worker_acked(const struct channel_worker *w);
 size_t channel_worker_pending(const struct channel_worker *w);
@@ -83,7 +83,7 @@ struct channel_message *channel_intake_recv(struct channel_intake *in, int timeo
 /* Everything up to and including this reliable message is durable. */
 int channel_intake_ack(struct channel_intake *in, const struct channel_message *m,
                        struct lh_error *err);
-/* Once, without guarantee; UNAVAILABLE when the worker is not connected.  Thread-safe. */
+/* Once, without guarantee; UNAVAILABLE when the worker is not connected. */
 int channel_intake_send(struct channel_intake *in, const char *peer,
                         Longhaul__Experience__V1__Envelope *envelope,
                         const struct channel_frame *frames, size_t n_frames, struct lh_error *err);
