@@ -104,7 +104,10 @@ int policy_save(const struct policy_model *m, const char *dir, const float *weig
 
 /* Matrices keep the variance of what they carry (1 / fan-in); those that write to the residual
  * stream are smaller by sqrt(2 layers); decays spread over time scales as in Mamba: A from 1 to 16,
- * steps from 0.001 to 0.1. */
+ * steps from 0.001 to 0.1.  Embeddings at 0.3: on tasks of copying names, the quickstart's model
+ * cloned at 64 sequences a step and 3e-3 wrote 0.89 of unseen commands without a slip after 300
+ * steps, with 1.0 0.82 to 0.86; the family's own 0.02 everywhere had not begun to copy after 400.
+ */
 static double first_value(const struct policy_model *m, size_t param, uint64_t seed, uint64_t index)
 {
     const struct policy_param *p = &m->params[param];
@@ -116,7 +119,7 @@ static double first_value(const struct policy_model *m, size_t param, uint64_t s
     case START_OUT:
         return policy_normal(seed, index) / sqrt(fan_in * 2 * m->config.layers);
     case START_EMBED:
-        return policy_normal(seed, index);
+        return 0.3 * policy_normal(seed, index);
     case START_ONE:
         return 1;
     case START_A_LOG:
