@@ -65,44 +65,33 @@ static int run_show(const struct options *o)
     return 0;
 }
 
-/* The config may have any name; a model directory wants config.json. */
-static int make_dir(const char *config, const char *dir, struct lh_error *err)
+/* Nothing that is there is written over. */
+static int check_absent(const char *dir, struct lh_error *err)
 {
-    lh_autofree char *to = lh_format("%s/config.json", dir), *text = NULL;
-    size_t len;
-    int rc;
+    lh_autofree char *path = lh_format("%s/config.json", dir);
 
-    if (!to)
+    if (!path)
         return lh_fail(err, LH_RESOURCE_EXHAUSTED, "%s: out of memory", dir);
-    if (!access(to, F_OK))
-        return lh_fail(err, LH_ALREADY_EXISTS, "%s exists; choose another directory", to);
-    text = lh_read_file(config, CONFIG_MAX_BYTES, &len, err);
-    rc = text ? lh_make_dirs(dir, 0755, err) : err->code;
-    return rc ? rc : lh_write_file(to, text, len, 0644, err);
+    if (!access(path, F_OK))
+        return lh_fail(err, LH_ALREADY_EXISTS, "%s exists; choose another directory", path);
+    return 0;
 }
 
 static int run_init(const struct options *o)
 {
     struct lh_error err = {0};
-    struct policy_config check;
     size_t len;
     lh_autofree char *text = lh_read_file(o->args[0], CONFIG_MAX_BYTES, &len, &err);
-    lh_auto(policy_model) m = NULL;
+    lh_auto(policy_model) m = text ? policy_model_parse(text, len, o->args[0], &err) : NULL;
     lh_autofree float *weights = NULL;
 
-    if (!text || policy_config_parse(&check, text, len, o->args[0], &err))
-        return fail(&err);
-    policy_config_finish(&check);
-    if (make_dir(o->args[0], o->args[1], &err))
-        return fail(&err);
-    m = policy_model_open(o->args[1], &err);
-    if (!m)
+    if (!m || check_absent(o->args[1], &err))
         return fail(&err);
     weights = malloc(policy_model_floats(m) * sizeof *weights);
     if (!weights) {
-        fprintf(stderr, "longhaul policy: %zu parameters do not fit in memory\n",
+        lh_fail(&err, LH_RESOURCE_EXHAUSTED, "%zu parameters do not fit in memory",
                 policy_model_floats(m));
-        return EXIT_FAILED;
+        return fail(&err);
     }
     policy_init(m, weights, o->seed);
     if (policy_save(m, o->args[1], weights, &err))

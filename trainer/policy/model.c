@@ -307,22 +307,36 @@ static int take_fingerprint(struct policy_model *m, struct lh_error *err)
     return 0;
 }
 
+struct policy_model *policy_model_parse(const char *json, size_t len, const char *name,
+                                        struct lh_error *err)
+{
+    lh_auto(policy_model) m = calloc(1, sizeof *m);
+
+    if (!m) {
+        lh_fail(err, LH_RESOURCE_EXHAUSTED, "%s: out of memory", name);
+        return NULL;
+    }
+    if (policy_config_parse(&m->config, json, len, name, err))
+        return NULL;
+    if (lay_out(m, err) || take_fingerprint(m, err)) {
+        lh_wrap(err, "%s", name);
+        return NULL;
+    }
+    return lh_steal(&m);
+}
+
 struct policy_model *policy_model_open(const char *dir, struct lh_error *err)
 {
     lh_autofree char *path = lh_format("%s/config.json", dir);
     lh_autofree char *text = NULL;
-    lh_auto(policy_model) m = calloc(1, sizeof *m);
     size_t len;
 
-    if (!path || !m) {
+    if (!path) {
         lh_fail(err, LH_RESOURCE_EXHAUSTED, "model %s: out of memory", dir);
         return NULL;
     }
     text = lh_read_file(path, CONFIG_MAX_BYTES, &len, err);
-    if (!text || policy_config_parse(&m->config, text, len, path, err) || lay_out(m, err) ||
-        take_fingerprint(m, err))
-        return NULL;
-    return lh_steal(&m);
+    return text ? policy_model_parse(text, len, path, err) : NULL;
 }
 
 void policy_model_destroy(struct policy_model *m)

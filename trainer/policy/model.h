@@ -43,4 +43,8 @@ struct policy_model {
     int *place; /* [layers] number of the layer among those of its kind */
 };
 
+/* From the text of a config.json; `name` is for messages. */
+struct policy_model *policy_model_parse(const char *json, size_t len, const char *name,
+                                        struct lh_error *err);
+
 #endif
