@@ -213,9 +213,6 @@ static int start(struct box *b, const struct box_spec *spec, struct lh_error *er
         overlay_create(b->layers, b->n_layers, b->host->userns, dir, upper, work, err);
     if (root < 0)
         return root;
-    b->cgroup = cgroup_create(&b->host->cgroups, b->id, &b->limits, err);
-    if (b->cgroup < 0)
-        return b->cgroup;
     return spawn(b, spec, root, err);
 }
 
@@ -228,19 +225,23 @@ static void undo_start(struct box *b)
         lh_warn("a failed start left something", "sandbox=%s error=%s", b->id, err.message);
 }
 
+/* The cgroup comes first: while another box has the id it fails, and nothing must be undone. */
 struct box *box_start(struct box_host *h, const struct box_spec *spec, struct lh_error *err)
 {
     struct lh_error local = {0};
     struct lh_error *e = err ? err : &local;
     struct box *b = new_box(h, spec, e);
 
-    if (b && start(b, spec, e) < 0) {
-        lh_wrap(e, "starting sandbox %s", spec->id);
-        undo_start(b);
-        free_box(b);
+    if (!b)
         return NULL;
-    }
-    return b;
+    b->cgroup = cgroup_create(&h->cgroups, b->id, &b->limits, e);
+    if (b->cgroup >= 0 && start(b, spec, e) == 0)
+        return b;
+    lh_wrap(e, "starting sandbox %s", spec->id);
+    if (b->cgroup >= 0)
+        undo_start(b);
+    free_box(b);
+    return NULL;
 }
 
 struct box_identity box_identity(const struct box *b)

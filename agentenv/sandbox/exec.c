@@ -155,7 +155,9 @@ static int check(struct running *x, struct lh_error *err)
         x->result->disk_exceeded = true;
         kill_tree(x);
     }
-    if (lh_now_ms() < x->hard_deadline_ms || cgroup_is_frozen(x->box->cgroup))
+    if (lh_now_ms() < x->hard_deadline_ms)
+        return 0;
+    if (!x->killed && cgroup_is_frozen(x->box->cgroup)) /* init will see to it when it thaws */
         return 0;
     if (x->killed)
         return lh_fail(err, LH_DEADLINE_EXCEEDED, "sandbox %s does not report the end of exec %s",

@@ -5,6 +5,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/sendfile.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 
@@ -136,7 +137,8 @@ void box_host_destroy(struct box_host *h)
 {
     if (!h)
         return;
-    close(h->spawner); /* it ends by that */
+    shutdown(h->spawner, SHUT_RDWR); /* it ends by that, even if a fork holds a copy */
+    close(h->spawner);
     waitpid(h->spawner_pid, NULL, 0);
     close(h->userns);
     cgroup_root_close(&h->cgroups);

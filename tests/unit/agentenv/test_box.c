@@ -343,6 +343,45 @@ Test(box, a_failed_start_leaves_an_empty_directory)
     cr_assert(eq(int, err.code, LH_INVALID_ARGUMENT));
 }
 
+Test(box, an_id_in_use_is_refused_and_its_box_unharmed)
+{
+    struct box *b = lab_start(&lab, "one");
+    struct box_layer layer;
+    struct box_spec spec = lab_spec(&lab, "other", &layer);
+    struct lh_error err = {0};
+
+    spec.id = "one";
+    cr_assert(box_start(lab.host, &spec, &err) == NULL);
+    cr_assert(eq(int, err.code, LH_ALREADY_EXISTS));
+    cr_assert(eq(str, (char *)lab_out(b, "echo unharmed"), (char *)"unharmed"));
+    destroy(b);
+}
+
+static bool cancel_when_asked(void *ctx)
+{
+    return lh_now_ms() > *(int64_t *)ctx;
+}
+
+Test(box, an_exec_in_a_frozen_box_can_be_cancelled)
+{
+    struct box *b = lab_start(&lab, "one");
+    const char *argv[] = {"true", NULL};
+    int64_t when = lh_now_ms() + 300;
+    struct box_exec_result r;
+
+    cr_assert(box_freeze(b, NULL) == 0);
+    int rc = box_exec(b,
+                      &(struct box_exec_spec){.exec_id = "x",
+                                              .argv = argv,
+                                              .timeout_ms = 60000,
+                                              .cancelled = cancel_when_asked,
+                                              .ctx = &when},
+                      &r, NULL);
+    cr_assert(eq(int, rc, LH_DEADLINE_EXCEEDED));
+    cr_assert(r.cancelled);
+    destroy(b);
+}
+
 Test(box, a_missing_init_program_is_named)
 {
     struct lh_error err = {0};

@@ -227,7 +227,7 @@ static struct census take_census(void)
     lh_autofree char *processes =
         lh_format("grep -l '/%s/' /proc/[0-9]*/cgroup 2>/dev/null | wc -l", lab.parent);
     lh_autofree char *cgroups =
-        lh_format("ls -d /sys/fs/cgroup/%s/* /sys/fs/cgroup/*/%s/*/ 2>/dev/null | wc -l",
+        lh_format("ls -d /sys/fs/cgroup/%s/*/ /sys/fs/cgroup/*/%s/*/ 2>/dev/null | wc -l",
                   lab.parent, lab.parent);
     lh_autofree char *mounts = lh_format("grep -c '%s' /proc/self/mountinfo || true", lab.dir);
     lh_autofree char *namespaces =
