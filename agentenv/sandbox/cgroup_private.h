@@ -1,0 +1,39 @@
+/* What cgroup_layout.c and cgroup.c share: the files of a cgroup, by its directory. */
+#ifndef AGENTENV_SANDBOX_CGROUP_PRIVATE_H
+#define AGENTENV_SANDBOX_CGROUP_PRIVATE_H
+
+#include <errno.h>
+#include <fcntl.h>
+#include <string.h>
+
+#include "agentenv/sandbox/cgroup.h"
+
+extern const char *const cgroup_controllers[CGROUP_CONTROLLERS];
+
+static inline int cgroup_write_at(int dir, const char *file, const char *text)
+{
+    lh_autoclose int fd = openat(dir, file, O_WRONLY | O_CLOEXEC);
+
+    if (fd < 0)
+        return -errno;
+    return write(fd, text, strlen(text)) < 0 ? -errno : 0;
+}
+
+static inline int cgroup_read_at(int dir, const char *file, char *buf, size_t size)
+{
+    lh_autoclose int fd = openat(dir, file, O_RDONLY | O_CLOEXEC);
+
+    buf[0] = 0;
+    if (fd < 0)
+        return -errno;
+    ssize_t n = read(fd, buf, size - 1);
+    buf[n > 0 ? n : 0] = 0;
+    return n < 0 ? -errno : 0;
+}
+
+static inline int cgroup_open_dir(int dir, const char *name)
+{
+    return openat(dir, name, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+}
+
+#endif
