@@ -2,7 +2,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "agentenv/cli/cli.h"
+#include "agentenv/cli/verbs.h"
 #include "proto/cleanup.h"
 
 struct unit {
@@ -58,4 +58,15 @@ int cli_duration(const char *text, uint32_t *ms, struct lh_error *err)
     if (r == 0)
         *ms = (uint32_t)v;
     return r;
+}
+
+int cli_number(const char *text, double max, double *out, const char *what, struct lh_error *err)
+{
+    char *end;
+
+    *out = strtod(text, &end);
+    if (end == text || *end || !(*out > 0 && *out <= max))
+        return lh_fail(err, LH_INVALID_ARGUMENT, "%s \"%s\": a number above 0, at most %g", what,
+                       text, max);
+    return 0;
 }

@@ -253,6 +253,7 @@ static int create_new(struct daemon *d, const V1(CreateRequest) * req, const cha
         sandbox_unref(d, s);
         return r;
     }
+    s->had_layers = s->snapshot[0];
     sandbox_add(d, s);
     r = bring_up(d, s, deadline_ms, err);
     if (r < 0) {

@@ -1,0 +1,144 @@
+/* start and resume: a sandbox from an image, a snapshot or a task. */
+#include <stdio.h>
+#include <string.h>
+
+#include "agentenv/cli/verbs.h"
+#include "proto/id.h"
+#include "proto/parse.h"
+
+struct start {
+    const char *source, *name, *memory, *pids, *cpu, *network, *ttl, *owner, *key;
+    bool task;
+};
+
+enum { OPT_PIDS = 256, OPT_NETWORK, OPT_TTL, OPT_KEY, OPT_TASK };
+
+static const struct argp_option start_options[] = {
+    {"name", 'n', "NAME", 0, "Unique among the living; usable instead of the id", 0},
+    {"memory", 'm', "SIZE", 0, "Limit; default 256M", 0},
+    {"pids", OPT_PIDS, "N", 0, "Processes at a time; default 128", 0},
+    {"cpu", 'c', "CORES", 0, "Limit, e.g. 0.5; default 1", 0},
+    {"network", OPT_NETWORK, "KIND", 0, "none (default) or loopback", 0},
+    {"ttl", OPT_TTL, "TIME", 0, "Remove it after this long", 0},
+    {"owner", CLI_OPT_OWNER, "TEXT", 0, "Free text, for ls and rm --owner", 0},
+    {"key", OPT_KEY, "KEY", 0, "Idempotency key: the same key gives the same sandbox", 0},
+    {"task", OPT_TASK, 0, 0, "The argument names a task: its image, files and setup", 0},
+    {0},
+};
+
+static error_t parse_start(int key, char *arg, struct argp_state *state)
+{
+    struct start *s = state->input;
+    const struct {
+        int key;
+        const char **to;
+    } strings[] = {{'n', &s->name},
+                   {'m', &s->memory},
+                   {OPT_PIDS, &s->pids},
+                   {'c', &s->cpu},
+                   {OPT_NETWORK, &s->network},
+                   {OPT_TTL, &s->ttl},
+                   {CLI_OPT_OWNER, &s->owner},
+                   {OPT_KEY, &s->key}};
+
+    for (size_t i = 0; i < LH_ARRAY_SIZE(strings); i++)
+        if (strings[i].key == key) {
+            *strings[i].to = arg;
+            return 0;
+        }
+    if (key == OPT_TASK) {
+        s->task = true;
+    } else if (key == ARGP_KEY_ARG && !s->source) {
+        s->source = arg;
+    } else if (key == ARGP_KEY_ARG || key == ARGP_KEY_NO_ARGS) {
+        argp_error(state, "one image or snapshot");
+    } else {
+        return ARGP_ERR_UNKNOWN;
+    }
+    return 0;
+}
+
+static int fill_limits(const struct start *s, Longhaul__Task__V1__Limits *l, struct lh_error *err)
+{
+    double cores = 0, pids = 0;
+    int r = 0;
+
+    if (s->memory)
+        r = cli_size(s->memory, &l->memory_bytes, err);
+    if (r == 0 && s->cpu)
+        r = cli_number(s->cpu, 1024, &cores, "--cpu", err);
+    if (r == 0 && s->pids)
+        r = cli_number(s->pids, 1e6, &pids, "--pids", err);
+    l->cpu_millis = (uint32_t)(cores * 1000 + 0.5);
+    l->pids = (uint32_t)pids;
+    return r;
+}
+
+static int fill_network(const struct start *s, V1(CreateRequest) * req, struct lh_error *err)
+{
+    if (!s->network)
+        return 0;
+    if (!strcmp(s->network, "loopback"))
+        req->network = LONGHAUL__TASK__V1__NETWORK__NETWORK_LOOPBACK;
+    else if (!strcmp(s->network, "none"))
+        req->network = LONGHAUL__TASK__V1__NETWORK__NETWORK_NONE;
+    else
+        return lh_fail(err, LH_INVALID_ARGUMENT, "--network is none or loopback, not \"%s\"",
+                       s->network);
+    return 0;
+}
+
+static void fill_source(const struct start *s, V1(CreateRequest) * req)
+{
+    if (s->task) {
+        req->source_case = LONGHAUL__SANDBOX__V1__CREATE_REQUEST__SOURCE_TASK;
+        req->task = (char *)s->source;
+    } else if (lh_id_text_valid(s->source)) {
+        req->source_case = LONGHAUL__SANDBOX__V1__CREATE_REQUEST__SOURCE_SNAPSHOT;
+        req->snapshot = (char *)s->source;
+    } else {
+        req->source_case = LONGHAUL__SANDBOX__V1__CREATE_REQUEST__SOURCE_IMAGE;
+        req->image = (char *)s->source;
+    }
+}
+
+int start_verb(struct cli *cli, int argc, char **argv, struct lh_error *err)
+{
+    const struct argp argp = {
+        start_options, parse_start, "IMAGE|SNAPSHOT", "Starts a sandbox and prints its id.", NULL,
+        NULL,          NULL};
+    V1(CreateRequest) req = LONGHAUL__SANDBOX__V1__CREATE_REQUEST__INIT;
+    Longhaul__Task__V1__Limits limits = LONGHAUL__TASK__V1__LIMITS__INIT;
+    lh_automsg(V1(Sandbox)) made = NULL;
+    struct start s = {0};
+    char key[LH_ID_SIZE];
+    int r;
+
+    cli_parse(&argp, argc, argv, &s);
+    lh_id_new_text(key);
+    req.idempotency_key = s.key ? (char *)s.key : key;
+    if (s.name)
+        req.name = (char *)s.name;
+    if (s.owner)
+        req.owner = (char *)s.owner;
+    req.limits = &limits;
+    fill_source(&s, &req);
+    if ((r = fill_limits(&s, &limits, err)) < 0 || (r = fill_network(&s, &req, err)) < 0 ||
+        (s.ttl && (r = cli_duration(s.ttl, &req.ttl_ms, err)) < 0))
+        return r;
+    r = cli_call(cli, "Create", &req.base, &longhaul__sandbox__v1__sandbox__descriptor, CALL_MS,
+                 (ProtobufCMessage **)&made, err);
+    return r < 0 ? r : cli_print_sandbox(cli, made, err);
+}
+
+int resume_verb(struct cli *cli, int argc, char **argv, struct lh_error *err)
+{
+    for (int i = 1; i < argc; i++)
+        if (argv[i][0] != '-' && lh_id_text_valid(argv[i]))
+            return start_verb(cli, argc, argv, err);
+    for (int i = 1; i < argc; i++)
+        if (!strcmp(argv[i], "--help") || !strcmp(argv[i], "-?"))
+            return start_verb(cli, argc, argv, err);
+    return lh_fail(err, LH_INVALID_ARGUMENT,
+                   "which snapshot? give an id as in `agentenv snapshot ls`");
+}
