@@ -44,7 +44,8 @@ int daemon_create(struct daemon *d, const Longhaul__Sandbox__V1__CreateRequest *
                   struct lh_error *err);
 
 /* A new, transient sandbox over the files that `id` has now; none of its processes.  The parent
- * goes on. `req` gives limits, network and owner of the child; its source and key are ignored. */
+ * goes on; it may be dead, so that what brought it down is judged by what it left.  `req` gives
+ * limits, network and owner of the child; its source and key are ignored. */
 int daemon_fork_files(struct daemon *d, const char *id, uint32_t attempt,
                       const Longhaul__Sandbox__V1__CreateRequest *req,
                       const struct daemon_create_options *o, int64_t deadline_ms,

@@ -17,20 +17,26 @@
 
 LH_LOG_COMPONENT("agentenvd");
 
-enum { CHILDREN_MAX = 64 };
+enum { CHILDREN_MAX = 64, ALIVE = SB_IN(SB_RUNNING) | SB_IN(SB_FROZEN) };
 
-static int take_fork_snapshot(struct daemon *d, const char *id, uint32_t attempt, const char *key,
-                              int64_t deadline_ms, char snapshot[LH_ID_SIZE], struct lh_error *err)
+static int take_fork_snapshot(struct daemon *d, const char *id, uint32_t attempt, unsigned states,
+                              const char *key, int64_t deadline_ms, char snapshot[LH_ID_SIZE],
+                              struct lh_error *err)
 {
-    const struct snapshot_options o = {
+    struct snapshot_options o = {
         .key_kind = "fork", .key = key, .owner = "fork", .state = SB_FORKING};
     struct sandbox *s;
-    int r = sandbox_begin(d, id, attempt, SB_IN(SB_RUNNING) | SB_IN(SB_FROZEN), HOLD_ALONE,
-                          deadline_ms, &s, err);
+    int r = sandbox_begin(d, id, attempt, states, HOLD_ALONE, deadline_ms, &s, err);
 
     if (r < 0)
         return r;
-    r = key ? registry_find_key(d, "fork", key, snapshot, err) : 0;
+    if (s->state == SB_DEAD)
+        o.state = SB_DEAD;
+    if (!s->box) /* it died before this daemon started: nobody can say what its files were part of
+                  */
+        r = lh_fail(err, LH_UNAVAILABLE, "sandbox %s was dead when agentenvd started", s->id);
+    if (r == 0 && key)
+        r = registry_find_key(d, "fork", key, snapshot, err);
     if (r == 0 && (!key || !snapshot[0]))
         r = snapshot_take(d, s, &o, snapshot, err);
     sandbox_end(d, s, HOLD_ALONE);
@@ -44,7 +50,8 @@ int daemon_fork_files(struct daemon *d, const char *id, uint32_t attempt,
     V1(CreateRequest) create = *req;
     struct daemon_create_options options = o ? *o : (struct daemon_create_options){0};
     char snapshot[LH_ID_SIZE];
-    int r = take_fork_snapshot(d, id, attempt, NULL, deadline_ms, snapshot, err);
+    int r = take_fork_snapshot(d, id, attempt, ALIVE | SB_IN(SB_DEAD), NULL, deadline_ms, snapshot,
+                               err);
 
     if (r < 0)
         return r;
@@ -138,7 +145,7 @@ int service_fork(void *ctx, struct rpc_call *call, const ProtobufCMessage *reque
         r = lh_fail(err, LH_INVALID_ARGUMENT, "engine \"%s\" is not offered here; see Engines",
                     req->engine);
     if (r == 0)
-        r = take_fork_snapshot(d, req->id, req->attempt, req->idempotency_key, deadline_ms,
+        r = take_fork_snapshot(d, req->id, req->attempt, ALIVE, req->idempotency_key, deadline_ms,
                                snapshot, err);
     if (r == 0)
         r = make_children(d, req, snapshot, deadline_ms, out, err);

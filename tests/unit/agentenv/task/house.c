@@ -1,6 +1,7 @@
 #include "tests/unit/agentenv/task/house.h"
 
 #include <criterion/new/assert.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -96,6 +97,23 @@ void house_act(struct house *h, const char *id, const char *command)
     req.argv = argv;
     req.cwd = (char *)"/work";
     cr_assert(eq(int, daemon_exec(h->d, &req, NULL, NULL, NULL, &exit, &e), 0), "%s", e.message);
+}
+
+void house_kill(struct house *h, const char *id)
+{
+    struct lh_error e = {0};
+    bool dead = false;
+
+    for (int tries = 0; tries < 500 && !dead; tries++) {
+        lh_automsg(Longhaul__Sandbox__V1__Sandbox) s = daemon_show(h->d, id, &e);
+
+        cr_assert(s != NULL, "%s", e.message);
+        dead = s->state == LONGHAUL__SANDBOX__V1__STATE__STATE_DEAD;
+        if (!dead && tries == 0)
+            cr_assert(eq(int, kill(s->init_pid, SIGKILL), 0));
+        usleep(20000);
+    }
+    cr_assert(dead, "sandbox %s does not die", id);
 }
 
 int64_t house_count(struct house *h, const char *table)

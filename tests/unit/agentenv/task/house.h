@@ -28,6 +28,8 @@ void house_close(struct house *h);
 void house_start(struct house *h, const struct candidate *c, char id[LH_ID_SIZE]);
 /* One command as the agent's; its output does not matter. */
 void house_act(struct house *h, const char *id, const char *command);
+/* Ends its PID 1 from outside and waits until it is known to be dead. */
+void house_kill(struct house *h, const char *id);
 int64_t house_count(struct house *h, const char *table);
 
 #endif

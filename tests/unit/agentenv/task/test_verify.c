@@ -158,6 +158,31 @@ Test(verify, a_fresh_sandbox_gets_what_is_carried_and_nothing_else, .timeout = 6
     house_close(&h);
 }
 
+Test(verify, a_dead_sandbox_is_judged_by_its_files, .timeout = 60)
+{
+    struct house h;
+    struct built b;
+    struct candidate c;
+    struct judgement j = {0};
+    struct lh_error e = {0};
+    char id[LH_ID_SIZE];
+
+    NEEDS_SANDBOX();
+    house_open(&h);
+    build(&b);
+    candidate_add(&c, &b.task);
+    house_start(&h, &c, id);
+    house_act(&h, id, "mkdir a");
+    house_kill(&h, id);
+    struct verify_subject s = {.d = h.d, .task = &b.task, .task_name = c.key, .sandbox = id};
+    cr_expect(eq(int, verify(&s, &j, &e), 0), "%s", e.message);
+    cr_expect(eq(int, j.verdict.kind, SCORED), "%s %s", j.code, j.message);
+    cr_expect(eq(dbl, j.verdict.reward, 1.0), "%s", j.message);
+    cr_expect(eq(int, daemon_remove(h.d, id, 0, &e), 0), "%s", e.message);
+    candidate_remove(&c);
+    house_close(&h);
+}
+
 Test(verify, a_sandbox_that_does_not_exist_is_an_error_not_a_verdict, .timeout = 60)
 {
     struct house h;
