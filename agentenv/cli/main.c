@@ -149,7 +149,7 @@ static char *list_verbs(int key, const char *text, void *input)
     fputs("Verbs (agentenv VERB --help says more):\n", f);
     for (size_t t = 0; t < LH_ARRAY_SIZE(tables); t++)
         for (const struct cli_verb *v = tables[t]; v->name; v++)
-            fprintf(f, "  %-18s %-26s %s\n", v->name, v->args, v->doc);
+            fprintf(f, "  %-16s %-19s %s\n", v->name, v->args, v->doc);
     fflush(f);
     return out;
 }

@@ -249,7 +249,7 @@ static int doctor(struct cli *cli, int argc, char **argv, struct lh_error *err)
 
 const struct cli_verb sandbox_verbs[] = {
     {"start", "IMAGE|SNAPSHOT", "start a sandbox, print its id", start_verb},
-    {"resume", "SNAPSHOT", "start a sandbox where a snapshot was taken", resume_verb},
+    {"resume", "SNAPSHOT", "a sandbox where a snapshot was taken", resume_verb},
     {"ls", "[ID:/PATH]", "list sandboxes, or files of one", ls_verb},
     {"freeze", "ID", "stop its processes where they are", freeze},
     {"thaw", "ID", "let them go on", thaw},
