@@ -6,6 +6,7 @@
 
 #include "proto/clock.h"
 #include "rollout/scheduler/scheduler.h"
+#include "tests/bench/bench.h"
 
 enum { BATCH = 32, PROMPT = 16, LENGTH = 96, PAGE = 32, UNIT = 16, MILLISECONDS = 1500 };
 
@@ -100,8 +101,8 @@ static int drive(struct scheduler *s, struct slot *slots, double *rate, struct l
     }
     struct engine_stats st = engine_stats(s->engine);
     *rate = per_second((int64_t)(st.tokens_decoded + st.tokens_prefilled), from);
-    printf("%-36s %10.0f tokens/s\n", "engine, of them sampled",
-           per_second((int64_t)st.tokens_decoded, from));
+    bench_row("engine, batch 32, sampled", per_second((int64_t)st.tokens_decoded, from), 0, 0,
+              "tokens/s");
     return r;
 }
 
@@ -151,9 +152,7 @@ static int run(struct lh_error *err)
         r = bench_engine(m, w, &engine, err);
     if (r < 0)
         return r;
-    printf("%-36s %10.0f tokens/s\n", "engine, batch 32, prompts included", engine);
-    printf("%-36s %10.0f tokens/s\n", "policy_forward alone, batch 32", alone);
-    printf("%-36s %10.2f\n", "ratio", engine / alone);
+    bench_row("engine beside policy_forward, batch 32", engine, alone, 0, "tokens/s");
     return 0;
 }
 

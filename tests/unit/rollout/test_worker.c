@@ -50,6 +50,28 @@ Test(worker, records_a_demonstration)
     world_close(&w);
 }
 
+Test(worker, blanks_the_first_observation_and_keeps_to_the_turns)
+{
+    struct world w;
+    char text[1000];
+
+    world_open(&w, BUDGET);
+    struct episode *blank = world_begin(&w, TASK_TWO, MODE(DEMONSTRATE), 1);
+    struct episode *one = world_begin(&w, TASK_TWO, MODE(DEMONSTRATE), 2);
+    blank->blank = true;
+    one->turns_limit = 1;
+    world_finish(&w, 60);
+    spell(&blank->got, text, sizeof text);
+    cr_assert(strstr(text, "false<run><tool><assistant>echo") != NULL, "%s", text);
+    cr_assert(eq(dbl, blank->reward, 1), "the sandbox is the same");
+    cr_assert(eq(u32, one->finish, FINISH(TURNS)));
+    cr_assert(eq(u32, one->turns, 1));
+    cr_assert(eq(u32, one->snapshots, 0));
+    cr_assert(eq(u32, one->verdict, SCORED));
+    cr_assert(eq(dbl, one->reward, 0), "half done is not done, and not an infra failure (I8)");
+    world_close(&w);
+}
+
 static void begin_all(struct world *w)
 {
     for (uint64_t i = 0; i < EPISODES; i++)

@@ -25,6 +25,8 @@ struct episode {
     const char *task;
     uint64_t seed;
     int mode;
+    bool blank;           /* first observation */
+    uint32_t turns_limit; /* 0 = the job's */
     uint32_t attempt, turns;
     struct transcript got;
     bool listed, last, done, settled;

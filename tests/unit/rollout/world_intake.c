@@ -30,6 +30,7 @@ static void assign(struct world *w, struct episode *e)
     Longhaul__Experience__V1__Assign a = LONGHAUL__EXPERIENCE__V1__ASSIGN__INIT;
     Longhaul__Experience__V1__PolicyVersion v = LONGHAUL__EXPERIENCE__V1__POLICY_VERSION__INIT;
     Longhaul__Experience__V1__Envelope env = LONGHAUL__EXPERIENCE__V1__ENVELOPE__INIT;
+    Longhaul__Experience__V1__Budgets budgets = LONGHAUL__EXPERIENCE__V1__BUDGETS__INIT;
     struct channel_frame frames[] = {
         {e->got.tokens, e->got.n * sizeof(int32_t)},
         {e->got.logprobs, e->got.n * sizeof(float)},
@@ -45,6 +46,9 @@ static void assign(struct world *w, struct episode *e)
     a.mode = (Longhaul__Experience__V1__Mode)e->mode;
     a.temperature = 1;
     a.version = &v;
+    budgets.turns = e->turns_limit;
+    a.budgets = &budgets;
+    a.blank_first_observation = e->blank;
     a.resume_tokens = (uint32_t)e->got.n;
     a.resume_turn = e->turns;
     a.resume_snapshot = e->snapshot;
