@@ -236,7 +236,9 @@ Test(ledger, I1_sigkill_loses_nothing_acknowledged)
         pid_t pid = fork();
         if (pid == 0)
             append_until_killed(acknowledged);
-        usleep(20000 + 7919 * round % 30011);
+        for (int i = 0; i < 10000 && acknowledged[0] < seen + 2; i++)
+            usleep(1000);
+        usleep(7919 * round % 30011);
         kill(pid, SIGKILL);
         cr_assert(waitpid(pid, NULL, 0) == pid);
         check_after_kill(acknowledged);
