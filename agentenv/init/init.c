@@ -5,7 +5,9 @@
  * sandbox's user namespace but that the seccomp programs let nobody else take; has no name in the
  * file system or among sockets (see wire.h).  One user namespace for init and agent, not two nested
  * ones: CRIU cannot dump nested namespaces.  It starts as root of the sandbox, with the bounding
- * set already cut to what that root is to have. */
+ * set already cut to what that root is to have.
+ *
+ * With arguments the same program is the spawner (sandbox/spawner.h), outside of every sandbox. */
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/capability.h>
@@ -21,6 +23,7 @@
 #include <unistd.h>
 
 #include "agentenv/init/init.h"
+#include "agentenv/sandbox/spawner.h"
 
 enum { INIT_UID = 65536, POLL_MAX = WIRE_MAX_EXECS * 4 + 160 };
 
@@ -172,10 +175,12 @@ static void reap(void)
         exec_reaped(pid, status);
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
     struct pollfd p[POLL_MAX];
 
+    if (argc == 1 + SPAWNER_OWN_FDS)
+        spawner_main(argv + 1);
     prctl(PR_SET_NAME, "agentenv-init"); /* not that of the memfd */
     launch_prepare();
     report_and_park();

@@ -88,25 +88,6 @@ int cgroup_create(const struct cgroup_root *r, const char *id, const struct box_
     return rc;
 }
 
-int cgroup_open(const struct cgroup_root *r, const char *id)
-{
-    return cgroup_open_dir(r->v2, id);
-}
-
-int cgroup_attach(const struct cgroup_root *r, const char *id, pid_t pid)
-{
-    char file[128], text[16];
-
-    snprintf(file, sizeof file, "%s/cgroup.procs", id);
-    snprintf(text, sizeof text, "%d", pid);
-    for (int i = 0; i < CGROUP_CONTROLLERS; i++) {
-        int e = r->v1[i] < 0 ? 0 : cgroup_write_at(r->v1[i], file, text);
-        if (e < 0)
-            return e;
-    }
-    return 0;
-}
-
 static void exec_name(char name[80], const char *exec_id)
 {
     snprintf(name, 80, "x-%s", exec_id); /* no file of the kernel's begins so */

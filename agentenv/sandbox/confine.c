@@ -16,10 +16,7 @@
 #include <linux/filter.h>
 #include <sched.h>
 #include <seccomp.h>
-#include <sys/capability.h>
 #include <sys/mman.h>
-#include <sys/prctl.h>
-#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -266,40 +263,4 @@ int confine_compile(struct lh_error *err)
     if (fcntl(fd, F_ADD_SEALS, F_SEAL_WRITE | F_SEAL_GROW | F_SEAL_SHRINK | F_SEAL_SEAL) < 0)
         return lh_fail_errno(err, errno, "sealing the seccomp programs");
     return lh_steal_fd(&fd);
-}
-
-/* What the root of a sandbox keeps: what package managers, su and chown need, over ids of the
- * sandbox only. */
-static const cap_value_t kept[] = {CAP_CHOWN, CAP_DAC_OVERRIDE, CAP_FOWNER, CAP_FSETID,
-                                   CAP_KILL,  CAP_SETGID,       CAP_SETUID};
-
-static int cut_bounding_set(void)
-{
-    for (cap_value_t v = 0; v < cap_max_bits(); v++) {
-        bool keep = false;
-        for (size_t i = 0; i < LH_ARRAY_SIZE(kept); i++)
-            keep |= kept[i] == v;
-        if (!keep && cap_drop_bound(v) < 0)
-            return -1;
-    }
-    return 0;
-}
-
-/* Inherited limits are often huge.  Open files are limited for each command, not for init. */
-int confine_self(uint64_t file_bytes)
-{
-    const struct {
-        int what;
-        rlim_t value;
-    } limits[] = {{RLIMIT_CORE, 0},
-                  {RLIMIT_MEMLOCK, 64 * 1024},
-                  {RLIMIT_MSGQUEUE, 819200},
-                  {RLIMIT_FSIZE, file_bytes}};
-
-    for (size_t i = 0; i < LH_ARRAY_SIZE(limits); i++) {
-        struct rlimit l = {limits[i].value, limits[i].value};
-        if (setrlimit(limits[i].what, &l) < 0)
-            return -1;
-    }
-    return cut_bounding_set() < 0 ? -1 : prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
 }

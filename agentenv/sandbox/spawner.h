@@ -1,9 +1,13 @@
 /* The process that forks sandboxes.
  *
  * gRPC and threads make fork() unsafe in the daemon, and entering a user namespace needs a process
- * with one thread.  So a small copy of the daemon is split off before either exists; it serves two
- * requests and answers on a socket that comes with each, so that the daemon's threads need no lock
- * and no order among them.  It ends when the daemon's end of the socket closes.
+ * with one thread.  So a small process is split off before either exists; it serves two requests
+ * and answers on a socket that comes with each, so that the daemon's threads need no lock and no
+ * order among them.  It ends when the daemon's end of the socket closes.
+ *
+ * It executes agentenv-init, which is static and small, and serves when it is given descriptors: a
+ * copy of the daemon would do too, but has 388 mappings (gRPC's), and to copy and drop those for
+ * each sandbox took half of the spawner's time.
  *
  * Children are reaped by ignoring SIGCHLD: the daemon watches them by pidfd. */
 #ifndef AGENTENV_SANDBOX_SPAWNER_H
@@ -18,6 +22,18 @@ enum spawner_op {
 };
 
 enum { SPAWNER_MAX_FDS = 4 };
+
+/* The program's arguments, as decimal numbers. */
+enum spawner_own_fd {
+    SPAWNER_FD_SOCKET,
+    SPAWNER_FD_INIT,
+    SPAWNER_FD_FILTERS,
+    SPAWNER_FD_V2, /* the cgroup parents; -1 = that hierarchy is not used */
+    SPAWNER_FD_V1,
+    SPAWNER_OWN_FDS = SPAWNER_FD_V1 + CGROUP_CONTROLLERS,
+};
+
+_Noreturn void spawner_main(char *const fds[SPAWNER_OWN_FDS]);
 
 struct spawner_request {
     uint32_t op, network;
