@@ -19,6 +19,7 @@
 #include "proto/clock.h"
 #include "proto/file.h"
 #include "proto/log.h"
+#include "proto/process.h"
 
 LH_LOG_COMPONENT("longhaul");
 
@@ -30,7 +31,6 @@ enum {
     MAX_RESTARTS = 30,
     BACKOFF_MS = 50,
     MAX_BACKOFF_MS = 3000,
-    EXIT_USAGE = 2,
 };
 
 extern char **environ;
@@ -45,7 +45,9 @@ int supervisor_init(struct supervisor *s, const char *dir, struct lh_error *err)
     sigaddset(&set, SIGTERM);
     sigaddset(&set, SIGINT);
     sigprocmask(SIG_BLOCK, &set, NULL);
-    setenv("LONGHAUL_SUPERVISED", "1", 1);
+    char pid[16];
+    snprintf(pid, sizeof pid, "%d", getpid());
+    setenv(LH_SUPERVISED, pid, 1);
     s->signals = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
     return s->signals < 0 ? lh_fail_errno(err, errno, "signalfd") : 0;
 }
@@ -263,7 +265,7 @@ static int restart_due(struct supervisor *s, struct lh_error *err)
         struct process *p = &s->processes[i];
         if (p->pid || lh_now_ms() < p->start_at_ms)
             continue;
-        bool hopeless = WIFEXITED(p->status) && WEXITSTATUS(p->status) == EXIT_USAGE;
+        bool hopeless = WIFEXITED(p->status) && WEXITSTATUS(p->status) == LH_EXIT_USAGE;
         if (hopeless || p->restarts > MAX_RESTARTS)
             return log_tail(s, p->name, err);
         lh_warn("restart", "process=%s status=0x%x restarts=%d", p->name, p->status, p->restarts);

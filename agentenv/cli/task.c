@@ -7,6 +7,7 @@
 #include "agentenv/cli/image.h"
 #include "agentenv/task/task.h"
 #include "longhaul/task/v1/service.pb-c.h"
+#include "proto/hex.h"
 #include "proto/parse.h"
 #include "proto/text.h"
 
@@ -181,18 +182,16 @@ static error_t parse_ls(int key, char *arg, struct argp_state *state)
     }
 }
 
-static void print_hex(const ProtobufCBinaryData *b, char *text, size_t size)
+static void print_digest(const ProtobufCBinaryData *b, char text[2 * TASK_DIGEST + 1])
 {
-    *text = 0;
-    for (size_t i = 0; i < b->len && 2 * i + 3 <= size; i++)
-        sprintf(text + 2 * i, "%02x", b->data[i]);
+    lh_hex_print(b->data, b->len < TASK_DIGEST ? b->len : TASK_DIGEST, text);
 }
 
 static json_t *task_row(const Longhaul__Task__V1__TaskSummary *t)
 {
     char digest[2 * TASK_DIGEST + 1];
 
-    print_hex(&t->digest, digest, sizeof digest);
+    print_digest(&t->digest, digest);
     return json_pack("{s:s, s:I, s:s, s:s, s:s, s:b, s:b}", "name", t->name, "revision",
                      (json_int_t)t->revision, "split", split_name(t->split), "family", t->family,
                      "digest", digest, "verified", (int)t->verified, "quarantined",
@@ -265,7 +264,7 @@ static int task_show(struct cli *cli, int argc, char **argv, struct lh_error *er
                  err);
     if (r < 0)
         return r;
-    print_hex(&t->digest, digest, sizeof digest);
+    print_digest(&t->digest, digest);
     printf("# digest %s, %s%s, infrastructure failures in a row: %u\n", digest,
            t->verified ? "verified" : "not verified", t->quarantined ? ", in quarantine" : "",
            t->infra_failures);

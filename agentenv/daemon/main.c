@@ -4,7 +4,6 @@
 #include <locale.h>
 #include <signal.h>
 #include <string.h>
-#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <xxhash.h>
 
@@ -12,10 +11,11 @@
 #include "agentenv/daemon/service.h"
 #include "proto/file.h"
 #include "proto/log.h"
+#include "proto/process.h"
 
 LH_LOG_COMPONENT("agentenvd");
 
-enum { EXIT_USAGE = 2, EXIT_AGAIN = 75, GRACE_MS = 3000, OPT_REMOVE = 256 };
+enum { GRACE_MS = 3000, OPT_REMOVE = 256 };
 
 const char *argp_program_version = "agentenvd " LONGHAUL_VERSION;
 
@@ -128,15 +128,15 @@ int main(int argc, char **argv)
     struct options o = {0};
     struct lh_error err = {0};
 
-    argp_err_exit_status = EXIT_USAGE;
+    argp_err_exit_status = LH_EXIT_USAGE;
     argp_parse(&argp, argc, argv, 0, NULL, &o);
     setlocale(LC_CTYPE, "C.UTF-8"); /* file names in archives */
-    if (getenv("LONGHAUL_SUPERVISED"))
-        prctl(PR_SET_PDEATHSIG, SIGTERM);
+    if (!lh_follow_supervisor(SIGTERM))
+        return LH_EXIT_TRY_AGAIN;
     raise_descriptor_limit();
     int r = run(&o, &err);
     if (r == 0)
         return 0;
     lh_err("failed", "%s", err.message);
-    return r == LH_UNAVAILABLE ? EXIT_AGAIN : 1;
+    return r == LH_UNAVAILABLE ? LH_EXIT_TRY_AGAIN : 1;
 }

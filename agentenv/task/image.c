@@ -10,6 +10,7 @@
 #include "agentenv/task/tree.h"
 #include "proto/clock.h"
 #include "proto/file.h"
+#include "proto/hex.h"
 #include "proto/log.h"
 #include "proto/parse.h"
 
@@ -177,12 +178,6 @@ int image_list_rpc(void *ctx, struct rpc_call *call, const ProtobufCMessage *req
 
 /* ---- import ---- */
 
-static void print_digest(const uint8_t digest[TREE_DIGEST], char text[2 * TREE_DIGEST + 1])
-{
-    for (int i = 0; i < TREE_DIGEST; i++)
-        sprintf(text + 2 * i, "%02x", digest[i]);
-}
-
 static int sync_tree(const char *path, struct lh_error *err)
 {
     lh_autoclose int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
@@ -232,7 +227,7 @@ static int import_tree(struct daemon *d, const char *id, const char *name, const
     int r = tree_import(from, path, digest, &bytes, err);
     if (r < 0)
         return r;
-    print_digest(digest, text);
+    lh_hex_print(digest, TREE_DIGEST, text);
     if (is_same(d, name, text))
         return remove_image(d, id, err);
     r = tree_add_skeleton(path, err);

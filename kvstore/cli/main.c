@@ -9,8 +9,9 @@
 #include "proto/cleanup.h"
 #include "proto/clock.h"
 #include "proto/file.h"
+#include "proto/process.h"
 
-enum { EXIT_USAGE = 2, EXIT_TRY_AGAIN = 75, CONNECT_MS = 5000, MAX_ARGS = 3 };
+enum { CONNECT_MS = 5000, MAX_ARGS = 3 };
 
 const char *argp_program_version = "kvstore " LONGHAUL_VERSION;
 
@@ -75,7 +76,7 @@ static int run(const char *path, int command, struct cli *c, struct lh_error *er
 static int usage(const char *why, const char *what)
 {
     fprintf(stderr, "kvstore: %s%s; try kvstore --help\n", why, what);
-    return EXIT_USAGE;
+    return LH_EXIT_USAGE;
 }
 
 int main(int argc, char **argv)
@@ -91,7 +92,7 @@ int main(int argc, char **argv)
     struct arguments a = {.json = !isatty(STDOUT_FILENO)};
     struct lh_error err = {0};
 
-    argp_err_exit_status = EXIT_USAGE;
+    argp_err_exit_status = LH_EXIT_USAGE;
     argp_parse(&argp, argc, argv, 0, NULL, &a);
     int at = a.socket ? 0 : 1;
     if (a.n <= at)
@@ -106,5 +107,5 @@ int main(int argc, char **argv)
     if ((path ? run(path, command, &c, &err) : lh_fail_errno(&err, ENOMEM, "starting")) == 0)
         return EXIT_SUCCESS;
     fprintf(stderr, "kvstore: %s\n", err.message);
-    return err.code == LH_UNAVAILABLE ? EXIT_TRY_AGAIN : EXIT_FAILURE;
+    return err.code == LH_UNAVAILABLE ? LH_EXIT_TRY_AGAIN : EXIT_FAILURE;
 }

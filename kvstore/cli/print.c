@@ -5,13 +5,13 @@
 #include "kvstore/cli/cli.h"
 #include "proto/cleanup.h"
 #include "proto/file.h"
+#include "proto/hex.h"
 
 json_t *cli_hex(const ProtobufCBinaryData *bytes)
 {
-    char text[2 * 32 + 1] = "";
+    char text[2 * 32 + 1];
 
-    for (size_t i = 0; i < bytes->len && i < 32; i++)
-        snprintf(text + 2 * i, 3, "%02x", bytes->data[i]);
+    lh_hex_print(bytes->data, bytes->len < 32 ? bytes->len : 32, text);
     return json_string(text);
 }
 

@@ -5,6 +5,7 @@
 #include "kvstore/protocol.h"
 #include "proto/clock.h"
 #include "proto/file.h"
+#include "proto/hex.h"
 #include "proto/parse.h"
 
 typedef Longhaul__Kv__V1__Request Request;
@@ -114,14 +115,10 @@ static int add_object(void *rows, const Entry *e, struct lh_error *err)
 
 static int parse_root(const char *text, uint8_t bytes[16], struct lh_error *err)
 {
-    if (strlen(text) != 32 || strspn(text, "0123456789abcdefABCDEF") != 32)
-        return lh_fail(err, LH_INVALID_ARGUMENT,
-                       "\"%s\" is not a root: 32 hexadecimal digits, as "
-                       "`ls` prints them",
-                       text);
-    for (int i = 0; i < 16; i++)
-        sscanf(text + 2 * i, "%2hhx", &bytes[i]);
-    return 0;
+    if (lh_hex_parse(text, bytes, 16))
+        return 0;
+    return lh_fail(err, LH_INVALID_ARGUMENT,
+                   "\"%s\" is not a root: 32 hexadecimal digits, as `ls` prints them", text);
 }
 
 int cli_ls(struct cli *c, struct lh_error *err)

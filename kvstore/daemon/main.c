@@ -3,7 +3,6 @@
 #include <errno.h>
 #include <signal.h>
 #include <string.h>
-#include <sys/prctl.h>
 #include <sys/signalfd.h>
 #include <unistd.h>
 
@@ -14,10 +13,11 @@
 #include "proto/ipc.h"
 #include "proto/log.h"
 #include "proto/parse.h"
+#include "proto/process.h"
 
 LH_LOG_COMPONENT("kvstored");
 
-enum { EXIT_USAGE = 2, EXIT_TRY_AGAIN = 75, JOB_BYTES_MAX = 1 << 20 };
+enum { JOB_BYTES_MAX = 1 << 20 };
 
 const char *argp_program_version = "kvstored " LONGHAUL_VERSION;
 
@@ -70,17 +70,6 @@ static int open_signals(struct lh_error *err)
     return fd < 0 ? lh_fail_errno(err, errno, "signalfd") : fd;
 }
 
-static bool parent_is_gone(void)
-{
-    const char *supervised = getenv("LONGHAUL_SUPERVISED");
-    pid_t parent = getppid();
-
-    if (!supervised || strcmp(supervised, "1"))
-        return false;
-    prctl(PR_SET_PDEATHSIG, SIGTERM);
-    return getppid() != parent;
-}
-
 static int serve(const Longhaul__Job__V1__KvStore *options, const char *path, int stop_fd,
                  struct lh_error *err)
 {
@@ -127,10 +116,10 @@ int main(int argc, char **argv)
     const char *dir = NULL;
     struct lh_error err = {0};
 
-    argp_err_exit_status = EXIT_USAGE;
+    argp_err_exit_status = LH_EXIT_USAGE;
     argp_parse(&argp, argc, argv, 0, NULL, &dir);
-    if (parent_is_gone())
-        return EXIT_TRY_AGAIN;
+    if (!lh_follow_supervisor(SIGTERM))
+        return LH_EXIT_TRY_AGAIN;
     if (run(dir, &err) < 0) {
         lh_err("failed", "%s", err.message);
         return EXIT_FAILURE;

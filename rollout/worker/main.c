@@ -5,17 +5,17 @@
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/prctl.h>
 #include <unistd.h>
 
 #include "proto/file.h"
 #include "proto/log.h"
 #include "proto/parse.h"
+#include "proto/process.h"
 #include "rollout/worker/worker.h"
 
 LH_LOG_COMPONENT("rollout");
 
-enum { EXIT_TRY_AGAIN = 75, JOB_FORMAT = 1, JOB_MAX_BYTES = 1 << 20, MAX_INDEX = 255 };
+enum { JOB_FORMAT = 1, JOB_MAX_BYTES = 1 << 20, MAX_INDEX = 255 };
 
 static volatile sig_atomic_t stop;
 
@@ -83,8 +83,6 @@ static void set_signals(void)
     sigaction(SIGTERM, &a, NULL);
     sigaction(SIGINT, &a, NULL);
     signal(SIGPIPE, SIG_IGN);
-    if (getenv("LONGHAUL_SUPERVISED"))
-        prctl(PR_SET_PDEATHSIG, SIGKILL);
 }
 
 /* *clean false: threads are still inside calls that use the worker, so nothing was freed. */
@@ -108,15 +106,17 @@ int main(int argc, char **argv)
     struct lh_error err = {0};
     bool clean = true;
 
-    argp_err_exit_status = 2;
+    argp_err_exit_status = LH_EXIT_USAGE;
     argp_parse(&argp, argc, argv, 0, NULL, NULL);
+    if (!lh_follow_supervisor(SIGKILL))
+        return LH_EXIT_TRY_AGAIN;
     set_signals();
     /* The batch is the parallelism; one BLAS thread keeps results equal to the trainer's. */
     setenv("OPENBLAS_NUM_THREADS", "1", 1);
     int r = run(&clean, &err);
     if (r < 0)
         lh_err("failed", "%s", err.message);
-    int code = r == 0 ? EXIT_SUCCESS : r == LH_UNAVAILABLE ? EXIT_TRY_AGAIN : EXIT_FAILURE;
+    int code = r == 0 ? EXIT_SUCCESS : r == LH_UNAVAILABLE ? LH_EXIT_TRY_AGAIN : EXIT_FAILURE;
     if (!clean)
         _exit(code); /* destructors would pull libraries from under those threads */
     return code;

@@ -5,7 +5,6 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/signalfd.h>
 #include <unistd.h>
@@ -14,6 +13,7 @@
 #include "proto/file.h"
 #include "proto/ipc.h"
 #include "proto/log.h"
+#include "proto/process.h"
 #include "trainer/arbiter/node.h"
 
 LH_LOG_COMPONENT("arbiterd");
@@ -114,9 +114,10 @@ int main(int argc, char **argv)
 {
     struct lh_error err = {0};
 
+    argp_err_exit_status = LH_EXIT_USAGE;
     argp_parse(&argp, argc, argv, 0, NULL, NULL);
-    if (getenv("LONGHAUL_SUPERVISED"))
-        prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (!lh_follow_supervisor(SIGKILL))
+        return LH_EXIT_TRY_AGAIN;
     signal(SIGPIPE, SIG_IGN);
     if (run(&err) == 0)
         return 0;

@@ -1,9 +1,9 @@
 /* longhaul-audit JOBDIR: a table of what was checked; exit 0 when all of it holds. */
 #include <argp.h>
 #include <stdlib.h>
-#include <sysexits.h>
 
 #include "proto/log.h"
+#include "proto/process.h"
 #include "trainer/learn/audit.h"
 
 LH_LOG_COMPONENT("audit");
@@ -31,8 +31,8 @@ int main(int argc, char **argv)
     const char *job_dir = NULL;
     struct lh_error err = {0};
 
-    if (argp_parse(&argp, argc, argv, 0, NULL, &job_dir) != 0)
-        return EX_USAGE;
+    argp_err_exit_status = LH_EXIT_USAGE;
+    argp_parse(&argp, argc, argv, 0, NULL, &job_dir);
     int wrong = audit_job(job_dir, stdout, stderr, &err);
     if (wrong < 0)
         lh_err("failed", "%s", err.message);

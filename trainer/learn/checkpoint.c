@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "proto/file.h"
+#include "proto/hex.h"
 #include "proto/log.h"
 #include "trainer/policy/safetensors.h"
 
@@ -20,33 +21,13 @@ enum { STATE_MAX = 1 << 20, STATE_FORMAT = 1 };
 
 /* ---- state.json ---- */
 
-static void print_bytes(const uint8_t id[16], char text[33])
-{
-    for (int i = 0; i < 16; i++)
-        snprintf(text + 2 * i, 3, "%02x", id[i]);
-}
-
-static int scan_bytes(const char *text, uint8_t id[16])
-{
-    unsigned byte;
-
-    if (strlen(text) != 32)
-        return LH_DATA_LOSS;
-    for (int i = 0; i < 16; i++) {
-        if (sscanf(text + 2 * i, "%2x", &byte) != 1)
-            return LH_DATA_LOSS;
-        id[i] = (uint8_t)byte;
-    }
-    return 0;
-}
-
 static int write_state(const char *dir, const struct checkpoint_state *s, struct lh_error *err)
 {
     char version[33], fingerprint[33];
     lh_autofree char *path = lh_format("%s/state.json", dir);
 
-    print_bytes(s->version.id, version);
-    print_bytes(s->fingerprint, fingerprint);
+    lh_hex_print(s->version.id, 16, version);
+    lh_hex_print(s->fingerprint, 16, fingerprint);
     json_t *o =
         json_pack("{sI sI ss ss sI sI sI sI sI sI}", "format", (json_int_t)STATE_FORMAT,
                   "version_step", (json_int_t)s->version.step, "version_id", version, "model",
@@ -80,9 +61,9 @@ static int unpack_state(json_t *o, struct checkpoint_state *s)
         .cursor = cursor,
         .groups = groups,
     };
-    return scan_bytes(version, s->version.id) < 0 || scan_bytes(fingerprint, s->fingerprint) < 0
-               ? LH_DATA_LOSS
-               : 0;
+    return lh_hex_parse(version, s->version.id, 16) && lh_hex_parse(fingerprint, s->fingerprint, 16)
+               ? 0
+               : LH_DATA_LOSS;
 }
 
 int checkpoint_read_state(const char *job_dir, const char *name, struct checkpoint_state *s,

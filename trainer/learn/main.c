@@ -3,12 +3,11 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/prctl.h>
-#include <sysexits.h>
 #include <unistd.h>
 
 #include "proto/file.h"
 #include "proto/log.h"
+#include "proto/process.h"
 #include "trainer/learn/trainer.h"
 
 LH_LOG_COMPONENT("trainer");
@@ -75,8 +74,6 @@ static void set_signals(void)
     sigaction(SIGTERM, &stop, NULL);
     sigaction(SIGINT, &stop, NULL);
     sigaction(SIGPIPE, &ignore, NULL);
-    if (getenv("LONGHAUL_SUPERVISED"))
-        prctl(PR_SET_PDEATHSIG, SIGKILL);
 }
 
 static int evaluate(struct trainer *t, const struct arguments *a, struct lh_error *err)
@@ -110,7 +107,7 @@ static int exit_status(const struct trainer *t, int code)
 
     if (code == 0)
         return EXIT_SUCCESS;
-    return peer_gone || code == LH_CANCELLED ? EX_TEMPFAIL : EXIT_FAILURE;
+    return peer_gone || code == LH_CANCELLED ? LH_EXIT_TRY_AGAIN : EXIT_FAILURE;
 }
 
 int main(int argc, char **argv)
@@ -122,8 +119,10 @@ int main(int argc, char **argv)
     struct trainer t;
     struct lh_error err = {0};
 
-    if (argp_parse(&argp, argc, argv, 0, NULL, &a) != 0)
-        return EX_USAGE;
+    argp_err_exit_status = LH_EXIT_USAGE;
+    argp_parse(&argp, argc, argv, 0, NULL, &a);
+    if (!lh_follow_supervisor(SIGKILL))
+        return LH_EXIT_TRY_AGAIN;
     set_signals();
     if (!a.eval_only && has_result(a.job_dir)) {
         lh_info("done", "result.json is there already");

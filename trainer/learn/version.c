@@ -1,9 +1,10 @@
 #include "trainer/learn/version.h"
 
-#include <stdio.h>
 #include <string.h>
 #define XXH_INLINE_ALL
 #include <xxhash.h>
+
+#include "proto/hex.h"
 
 static void store(XXH128_hash_t h, uint8_t to[16])
 {
@@ -74,6 +75,5 @@ struct version version_next(const struct version *parent, struct version_digest 
 
 void version_print(const struct version *v, char text[VERSION_TEXT])
 {
-    for (int i = 0; i < 16; i++)
-        snprintf(text + 2 * i, 3, "%02x", v->id[i]);
+    lh_hex_print(v->id, sizeof v->id, text);
 }

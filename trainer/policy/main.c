@@ -4,10 +4,11 @@
 #include <string.h>
 
 #include "proto/file.h"
+#include "proto/process.h"
 #include "trainer/policy/model.h"
 #include "trainer/policy/verify.h"
 
-enum { EXIT_FAILED = 1, EXIT_USAGE = 2 };
+enum { EXIT_FAILED = 1 };
 
 struct options {
     const char *verb, *args[2];
@@ -151,11 +152,11 @@ int main(int argc, char **argv)
         NULL};
     struct options o = {0};
 
-    argp_err_exit_status = EXIT_USAGE;
+    argp_err_exit_status = LH_EXIT_USAGE;
     argp_parse(&argp, argc, argv, 0, NULL, &o);
     for (size_t i = 0; o.verb && i < LH_ARRAY_SIZE(verbs); i++)
         if (!strcmp(o.verb, verbs[i].name) && o.n_args == verbs[i].n_args)
             return verbs[i].run(&o);
     argp_help(&argp, stderr, ARGP_HELP_STD_USAGE, argv[0]);
-    return EXIT_USAGE;
+    return LH_EXIT_USAGE;
 }

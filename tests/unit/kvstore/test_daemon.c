@@ -13,6 +13,7 @@
 #include "proto/file.h"
 #include "proto/ipc.h"
 #include "proto/parse.h"
+#include "proto/process.h"
 
 enum { AMPLE = 64 << 20 };
 
@@ -612,9 +613,10 @@ Test(daemon, it_dies_with_its_supervisor)
 
     daemon_start(&d, MEMORY, MEMORY);
     daemon_kill(&d);
-    setenv("LONGHAUL_SUPERVISED", "1", 1);
     pid_t supervisor = fork();
     if (supervisor == 0) {
+        lh_autofree char *pid = lh_format("%d", getpid());
+        setenv(LH_SUPERVISED, pid, 1);
         if (fork() == 0) {
             execl(KVSTORED, KVSTORED, d.dir, NULL);
             _exit(127);

@@ -4,11 +4,11 @@
 #include <string.h>
 
 #include "kvstore/client.h"
+#include "proto/hex.h"
 
 static const char *hex(const struct kv_key *k, char text[33])
 {
-    for (int i = 0; i < 16; i++)
-        sprintf(text + 2 * i, "%02x", k->bytes[i]);
+    lh_hex_print(k->bytes, sizeof k->bytes, text);
     return text;
 }
 

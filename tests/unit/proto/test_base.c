@@ -1,6 +1,7 @@
 #include <criterion/criterion.h>
 #include <criterion/new/assert.h>
 #include <errno.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -10,8 +11,10 @@
 #include "proto/crc.h"
 #include "proto/error.h"
 #include "proto/file.h"
+#include "proto/hex.h"
 #include "proto/id.h"
 #include "proto/log.h"
+#include "proto/process.h"
 
 Test(error, context_grows_while_unwinding)
 {
@@ -19,7 +22,8 @@ Test(error, context_grows_while_unwinding)
 
     cr_assert(eq(int, lh_fail_errno(&e, ENOSPC, "writing %s", "seg-1"), LH_RESOURCE_EXHAUSTED));
     cr_assert(eq(int, lh_wrap(&e, "commit of turn %d", 3), LH_RESOURCE_EXHAUSTED));
-    cr_assert(eq(str, e.message, (char *)"commit of turn 3: writing seg-1: No space left on device"));
+    cr_assert(
+        eq(str, e.message, (char *)"commit of turn 3: writing seg-1: No space left on device"));
     cr_assert(eq(str, (char *)lh_status_name(e.code), (char *)"RESOURCE_EXHAUSTED"));
     cr_assert(eq(int, lh_fail(NULL, LH_NOT_FOUND, "nobody listens"), LH_NOT_FOUND));
 }
@@ -53,6 +57,33 @@ Test(id, round_trip_order_and_bad_text)
     cr_assert(not(lh_id_text_valid("01ARZ3NDEKTSV4RRFFQ69G5FA")), "25 characters");
     cr_assert(not(lh_id_text_valid("01ARZ3NDEKTSV4RRFFQ69G5FAI")), "no such digit");
     cr_assert(not(lh_id_text_valid("../../etc/passwd0000000000")));
+}
+
+Test(hex, round_trip_and_bad_text)
+{
+    const uint8_t bytes[3] = {0x00, 0xa5, 0xff};
+    uint8_t again[3];
+    char text[7];
+
+    lh_hex_print(bytes, sizeof bytes, text);
+    cr_assert(eq(str, text, (char *)"00a5ff"));
+    cr_assert(lh_hex_parse("00A5fF", again, sizeof again));
+    cr_assert(eq(int, memcmp(bytes, again, sizeof bytes), 0));
+    static const char *const bad[] = {"",       "00a5f",  "00a5ff0", "00a5fg",
+                                      " 0a5ff", "0x00a5", "+0a5ff"};
+    for (size_t i = 0; i < LH_ARRAY_SIZE(bad); i++)
+        cr_assert(not(lh_hex_parse(bad[i], again, sizeof again)), "%s", bad[i]);
+}
+
+/* One whose supervisor died before it could ask to be told. */
+Test(process, it_notices_a_supervisor_that_is_gone)
+{
+    cr_assert(lh_follow_supervisor(SIGTERM), "no supervisor at all");
+    lh_autofree char *parent = lh_format("%d", getppid()), *other = lh_format("%d", getpid());
+    setenv(LH_SUPERVISED, parent, 1);
+    cr_assert(lh_follow_supervisor(0));
+    setenv(LH_SUPERVISED, other, 1);
+    cr_assert(not(lh_follow_supervisor(0)));
 }
 
 Test(crc, known_values)

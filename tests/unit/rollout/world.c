@@ -17,6 +17,7 @@
 #include "proto/clock.h"
 #include "proto/file.h"
 #include "proto/parse.h"
+#include "proto/process.h"
 #include "tests/must_work.h"
 
 extern char **environ;
@@ -241,7 +242,8 @@ void world_open(struct world *w, uint64_t kv_budget_bytes)
     struct lh_error err = {0};
 
     *w = (struct world){.dir = "/tmp/rollout-world-XXXXXX"};
-    setenv("LONGHAUL_SUPERVISED", "1", 1); /* a failed test takes its daemons along */
+    lh_autofree char *pid = lh_format("%d", getpid());
+    setenv(LH_SUPERVISED, pid, 1); /* a failed test takes its daemons along */
     cr_assert(mkdtemp(w->dir) != NULL);
     lh_id_new_text(w->job_id);
     lh_autofree char *run = path_of(w, "run");
