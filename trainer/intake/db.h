@@ -1,7 +1,8 @@
 /* SQLite in the project's error contract: bind by a string of types, step, done.
  *
- *     db_autostmt sqlite3_stmt *s = db_prepare(db, err, "SELECT n FROM t WHERE name = ?", "t",
- * name); for (int r; (r = db_step(s, err)) > 0;) ... sqlite3_column_int64(s, 0) ...
+ *     db_autostmt sqlite3_stmt *s = db_prepare(db, err, "SELECT n FROM t WHERE id = ?", "t", id);
+ *     while ((r = db_step(s, err)) > 0)
+ *         use(sqlite3_column_int64(s, 0));
  *
  * Types: i = int64_t, d = double, t = const char * (NULL is NULL), b = const void *, size_t. */
 #ifndef TRAINER_INTAKE_DB_H

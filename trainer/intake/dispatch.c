@@ -149,7 +149,6 @@ static struct worker *least_loaded(struct intake *in)
     return best;
 }
 
-/* 1 = nobody has room. */
 static int dispatch_one(struct intake *in, struct trajectory *t, int64_t now, struct lh_error *err)
 {
     if (t->row.state != TRAJECTORY_OPEN || t->cleaning)
@@ -157,8 +156,8 @@ static int dispatch_one(struct intake *in, struct trajectory *t, int64_t now, st
     if (t->worker)
         return t->listed || now - t->sent_ms < in->options.repeat_ms ? 0 : assign(in, t, err);
     t->worker = least_loaded(in);
-    if (!t->worker)
-        return 1;
+    if (!t->worker) /* nobody has room */
+        return 0;
     t->worker->held++;
     return assign(in, t, err);
 }

@@ -66,7 +66,7 @@ struct intake {
     uint64_t version_step;
     uint8_t version_id[16];
     struct intake_stats past; /* counters of instances that ended */
-    uint64_t invalid, dropped, reassigned;
+    uint64_t committed, invalid, dropped, reassigned;
 };
 
 /* rounds.c */

@@ -68,6 +68,20 @@ static int read_spans(const Longhaul__Experience__V1__Segment *s, struct ledger_
     return 0;
 }
 
+/* What is stored is trained on, again after every resume: a number that is none would end the job
+ * each time. */
+static int check_values(const struct channel_message *m, uint32_t tokens, struct lh_error *err)
+{
+    const float *logprob = m->frames[1].data;
+    const uint8_t *mask = m->frames[2].data;
+
+    for (uint32_t i = 0; i < tokens; i++)
+        if (mask[i] > 1 || (mask[i] && !isfinite(logprob[i])))
+            return lh_fail(err, LH_INVALID_ARGUMENT, "token %u has mask %u and log-probability %g",
+                           i, mask[i], (double)logprob[i]);
+    return 0;
+}
+
 static int store_segment(struct intake *in, const struct channel_message *m, struct lh_error *err)
 {
     const Longhaul__Experience__V1__Segment *s = m->envelope->segment;
@@ -78,7 +92,9 @@ static int store_segment(struct intake *in, const struct channel_message *m, str
     if (m->n_frames != 3 || m->frames[0].len != s->tokens * 4ul ||
         m->frames[1].len != s->tokens * 4ul || m->frames[2].len != s->tokens)
         return lh_fail(err, LH_INVALID_ARGUMENT, "the frames do not hold %u tokens", s->tokens);
-    if (read_spans(s, spans, err) < 0)
+    if (!isfinite(s->temperature))
+        return lh_fail(err, LH_INVALID_ARGUMENT, "the temperature is not a number");
+    if (check_values(m, s->tokens, err) < 0 || read_spans(s, spans, err) < 0)
         return LH_INVALID_ARGUMENT;
     const struct ledger_segment row = {
         .trajectory = s->trajectory,
@@ -119,6 +135,7 @@ static int on_segment(struct intake *in, struct worker *w, const struct channel_
     if (r < 0)
         return lh_fail(err, r, "%s", why.message);
     if (r == 0) {
+        in->committed++;
         t->row.turns++;
         t->row.tokens += s->tokens;
     }
@@ -154,6 +171,7 @@ static int finish(struct intake *in, struct trajectory *t, const Longhaul__Exper
         return give_up_attempt(in, t, "done", why.message, err);
     if (r < 0)
         return lh_fail(err, r, "%s", why.message);
+    in->committed++;
     t->row.state = TRAJECTORY_DONE;
     t->worker->held--;
     t->worker = NULL;

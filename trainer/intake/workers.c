@@ -44,7 +44,7 @@ int intake_retry(struct intake *in, struct trajectory *t, bool invalid, struct l
     uint32_t invalids = t->row.invalid + invalid;
     char snapshot[64];
 
-    if (invalids > in->options.infra_retries)
+    if (invalid && invalids > in->options.infra_retries)
         return intake_drop_group(in, t->group, err);
     /* An invalid verdict may come from the very state it would resume in. */
     int r = ledger_next_attempt(in->ledger, t->row.id, t->row.attempt + 1, invalids, invalid, err);
@@ -167,6 +167,7 @@ void intake_stats(struct intake *in, struct intake_stats *out)
 {
     LH_LOCKED(&in->lock);
     *out = in->past;
+    out->committed = in->committed;
     out->invalid = in->invalid;
     out->dropped = in->dropped;
     out->reassigned = in->reassigned;

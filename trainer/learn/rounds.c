@@ -4,13 +4,13 @@
 
 enum { POLL_MS = 500, STALLED_MS = 10 * 60 * 1000 };
 
-/* Grows with every decoded token and every completed group. */
-static uint64_t measure(struct trainer *t, int64_t ready)
+/* Grows with every decoded token and every turn: demonstrations decode none. */
+static uint64_t measure(struct trainer *t)
 {
     struct intake_stats s;
 
     intake_stats(t->intake, &s);
-    return s.tokens_decoded + (uint64_t)ready + s.invalid + s.reassigned;
+    return s.tokens_decoded + s.committed + s.invalid + s.reassigned;
 }
 
 static int wait_ready(struct trainer *t, const char *round, int64_t ready, struct lh_error *err)
@@ -27,7 +27,7 @@ static int wait_ready(struct trainer *t, const char *round, int64_t ready, struc
             return lh_fail(err, why.code, "%s", why.message);
         if ((r = trainer_check(t, err)) < 0)
             return r;
-        uint64_t now = measure(t, ready);
+        uint64_t now = measure(t);
         if (now != moved) {
             moved = now;
             since = lh_now_ms();

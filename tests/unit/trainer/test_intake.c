@@ -1,4 +1,5 @@
 /* The intake against scripted workers over the real channel and a real ledger. */
+#include <math.h>
 #include <unistd.h>
 
 #include "ledger_fixture.h"
@@ -125,25 +126,24 @@ static struct channel_message *next_new_assign(struct fake *f, struct channel_me
     }
 }
 
-static void send_turn(struct fake *f, const assign *a, uint32_t turn)
+static void send_segment(struct fake *f, const assign *a, uint32_t turn,
+                         const struct test_segment *t)
 {
     envelope e = LONGHAUL__EXPERIENCE__V1__ENVELOPE__INIT;
     Longhaul__Experience__V1__Segment s = LONGHAUL__EXPERIENCE__V1__SEGMENT__INIT;
     Longhaul__Experience__V1__VersionSpan span = LONGHAUL__EXPERIENCE__V1__VERSION_SPAN__INIT;
     Longhaul__Experience__V1__PolicyVersion v = LONGHAUL__EXPERIENCE__V1__POLICY_VERSION__INIT;
     Longhaul__Experience__V1__VersionSpan *spans[] = {&span};
-    struct test_segment t;
-
-    make_segment(&t, a->trajectory, a->attempt, turn);
     const struct channel_frame frames[] = {
-        {t.token, sizeof t.token}, {t.logprob, sizeof t.logprob}, {t.mask, sizeof t.mask}};
+        {t->token, sizeof t->token}, {t->logprob, sizeof t->logprob}, {t->mask, sizeof t->mask}};
+
     v.id = (ProtobufCBinaryData){16, (uint8_t *)version_id};
-    span.first = t.s.first_token;
+    span.first = t->s.first_token;
     span.version = &v;
     s.trajectory = a->trajectory;
     s.attempt = a->attempt;
     s.turn = turn;
-    s.first_token = t.s.first_token;
+    s.first_token = t->s.first_token;
     s.tokens = TURN_TOKENS;
     s.snapshot = (char *)"01SNAPSHOT";
     s.versions = spans;
@@ -152,6 +152,14 @@ static void send_turn(struct fake *f, const assign *a, uint32_t turn)
     e.body_case = BODY(SEGMENT);
     e.segment = &s;
     send(f, &e, frames, 3, true);
+}
+
+static void send_turn(struct fake *f, const assign *a, uint32_t turn)
+{
+    struct test_segment t;
+
+    make_segment(&t, a->trajectory, a->attempt, turn);
+    send_segment(f, a, turn, &t);
 }
 
 static void send_done(struct fake *f, const assign *a, uint32_t turns, int kind, double reward)
@@ -428,6 +436,7 @@ Test(intake, I8_invalid_verdicts_are_retried_then_the_group_is_dropped_and_repla
     intake_stats(intake, &stats);
     cr_assert(eq(u64, stats.dropped, 1));
     cr_assert(eq(u64, stats.invalid, 2));
+    cr_assert(eq(u64, stats.committed, 3), "a turn and two ends, without a token decoded");
     free_all(m, 6);
     fake_stop(&f);
 }
@@ -468,6 +477,32 @@ Test(intake, a_segment_that_contradicts_the_ledger_costs_the_attempt)
     wait_acked(&f);
     channel_message_free(again);
     free_all(m, 2);
+    fake_stop(&f);
+}
+
+/* Stored, they would end the job in training, and again after each resume. */
+Test(intake, numbers_that_cannot_be_trained_on_cost_the_attempt)
+{
+    struct fake f = fake_start("w-0");
+    struct channel_message *m[4] = {0};
+    struct test_segment bad;
+
+    raise_to(1);
+    say_hello(&f, 8);
+    collect_assigns(&f, m, 2);
+    for (size_t i = 0; i < 2; i++) {
+        const assign *a = m[i]->envelope->assign;
+        make_segment(&bad, a->trajectory, a->attempt, 0);
+        bad.mask[TURN_TOKENS - 1] = i ? 2 : 1;
+        if (i == 0)
+            bad.logprob[TURN_TOKENS - 1] = NAN;
+        send_segment(&f, a, 0, &bad);
+        m[2 + i] = next_new_assign(&f, m, 2 + i);
+        cr_assert(eq(str, m[2 + i]->envelope->assign->trajectory, a->trajectory));
+        cr_assert(eq(u32, m[2 + i]->envelope->assign->attempt, 2));
+        cr_assert(eq(u32, m[2 + i]->envelope->assign->resume_tokens, 0));
+    }
+    free_all(m, 4);
     fake_stop(&f);
 }
 
