@@ -121,6 +121,8 @@ static int load_weights(struct trainer *t, struct lh_error *err)
         r = checkpoint_load(t->job_dir, name, t->model, &t->state, &t->arrays, err);
     if (r < 0)
         return r;
+    if (none.code == 0)
+        t->saved = t->state.version;
     t->header->floats = policy_model_floats(t->model);
     memcpy(t->header->model_fingerprint, t->state.fingerprint, 16);
     arbiter_weights_publish(t->header, t->state.version.step, t->state.version.id);

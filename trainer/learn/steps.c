@@ -295,27 +295,37 @@ static int step(struct trainer *t, struct intake_stats *stats, struct lh_error *
     return r;
 }
 
-/* What is due between two steps; 1 = good enough, stop early. */
-static int between(struct trainer *t, struct lh_error *err)
+/* 1 = good enough, stop early. */
+static int evaluate(struct trainer *t, struct lh_error *err)
 {
     const Longhaul__Job__V1__Train *c = t->job->train;
     const uint32_t every = t->job->eval->every;
     double success = 0;
+
+    if (!every || t->state.steps % every || t->state.steps == c->steps)
+        return 0;
+    const struct eval e = {.name = "step", .unique = "", .episodes = t->job->eval->episodes};
+    int r = trainer_eval(t, &e, &success, err);
+    return r == 0 && c->target_success > 0 && success >= c->target_success ? 1 : r;
+}
+
+/* What is due between two steps. */
+static int between(struct trainer *t, struct lh_error *err)
+{
+    const Longhaul__Job__V1__Train *c = t->job->train;
     int r = 0;
 
     if (t->state.steps % c->checkpoint_every == 0 || t->state.steps == c->steps)
         r = trainer_checkpoint(t, err);
-    if (r < 0 || !every || t->state.steps % every || t->state.steps == c->steps)
-        return r;
-    const struct eval e = {.name = "step", .unique = "", .episodes = t->job->eval->episodes};
-    r = trainer_eval(t, &e, &success, err);
-    return r == 0 && c->target_success > 0 && success >= c->target_success ? 1 : r;
+    return r < 0 ? r : evaluate(t, err);
 }
 
 int trainer_steps(struct trainer *t, struct lh_error *err)
 {
     struct intake_stats stats;
-    int r = 0;
+    /* A run that was killed behind its checkpoint did not come to the evaluation; and what it found
+     * good enough still is. */
+    int r = t->state.steps ? evaluate(t, err) : 0;
 
     intake_stats(t->intake, &stats);
     while (r == 0 && t->state.steps < t->job->train->steps) {
@@ -327,7 +337,5 @@ int trainer_steps(struct trainer *t, struct lh_error *err)
         if (r < 0)
             return lh_wrap(err, "step %llu", (unsigned long long)t->state.steps + 1);
     }
-    if (r == 1) /* the target was reached between two checkpoints */
-        return trainer_checkpoint(t, err);
-    return 0;
+    return r == 1 ? trainer_checkpoint(t, err) : r;
 }

@@ -1,7 +1,7 @@
 /* The trainer of a job, rank 0: what it holds, and the phases of a job in the order they run.
  *
- *     demonstrations ▸ warm start ▸ eval "warm" ▸ steps (with checkpoints, evals) ▸ eval "final",
- * "blank"
+ *     demonstrations ▸ warm start ▸ eval "warm" ▸ steps (with checkpoints, evals)
+ *     ▸ eval "final", "blank"
  *
  * Every phase first looks at how far the checkpoint and the ledger have it, so resuming is running
  * the same sequence again.  One thread runs it; the intake, the status writer and the threads of a
@@ -48,6 +48,7 @@ struct trainer {
     struct plan_split train_tasks, eval_tasks;
 
     struct checkpoint_state state;
+    struct version saved; /* of the checkpoint that is the latest; id all zero = none */
     struct metrics *metrics;
     struct progress progress;
     double switch_ms;        /* since the last step line */
@@ -93,6 +94,7 @@ struct update_result {
 /* Publishes the new weights and moves state.version and state.adam_steps. */
 int trainer_update(struct trainer *t, const struct update *u, struct update_result *out,
                    struct lh_error *err);
+/* Nothing when the latest checkpoint is of this version. */
 int trainer_checkpoint(struct trainer *t, struct lh_error *err);
 
 /* ---- warm.c, steps.c, eval.c ---- */

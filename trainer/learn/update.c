@@ -1,5 +1,6 @@
 /* One optimizer step, from sequences to published weights. */
 #include <math.h>
+#include <string.h>
 
 #include "trainer/learn/adamw.h"
 #include "trainer/learn/trainer.h"
@@ -50,11 +51,14 @@ int trainer_update(struct trainer *t, const struct update *u, struct update_resu
 
 int trainer_checkpoint(struct trainer *t, struct lh_error *err)
 {
+    if (!memcmp(t->saved.id, t->state.version.id, sizeof t->saved.id))
+        return 0;
     int r = checkpoint_write(t->job_dir, t->job->train->checkpoint_keep, t->model, &t->state,
                              &t->arrays, err);
 
     if (r < 0)
         return r;
+    t->saved = t->state.version;
     metrics_write(t->metrics, json_pack("{ss sI so}", "kind", "checkpoint", "step",
                                         (json_int_t)t->state.version.step, "path",
                                         json_sprintf("checkpoints/step-%06llu",
