@@ -101,7 +101,7 @@ struct engine_stats {
     uint64_t turns;
 };
 struct engine_stats engine_stats(struct engine *e);
-/* Smoothed wait of loads from the store; asks kvstored, so not for every step. */
+/* Smoothed wait of loads from the store; has kvstored asked, so not for every step. */
 double engine_load_wait_ms(struct engine *e);
 
 #endif

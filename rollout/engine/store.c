@@ -22,10 +22,10 @@ struct store {
     pthread_mutex_t lock;
     pthread_cond_t changed;
     /* under lock */
-    bool stop, busy;
+    bool stop, busy, look; /* look: the pressure is wanted */
     struct queue todo, finished;
     struct store_counters counters;
-    double wait_ms;
+    double wait_ms, pressure_ms; /* ours; kvstored's when last asked */
 };
 
 void store_job_destroy(struct store_job *j)
@@ -131,23 +131,43 @@ static void run_job(struct store *s, struct store_job *j)
     pthread_cond_broadcast(&s->changed);
 }
 
+static void look(struct store *s)
+{
+    struct kv_pressure p = {0};
+
+    if (kv_pressure(s->o.client, &p, NULL) < 0)
+        p.load_wait_ms = 0;
+    LH_LOCKED(&s->lock);
+    s->pressure_ms = p.load_wait_ms;
+    s->look = s->busy = false;
+    pthread_cond_broadcast(&s->changed);
+}
+
+/* 1 = *j is to be run, 0 = the pressure is wanted, -1 = the end. */
+static int await_work(struct store *s, struct store_job **j)
+{
+    LH_LOCKED(&s->lock);
+    while (!(*j = next_job(&s->todo)) && !s->look && !s->stop)
+        pthread_cond_wait(&s->changed, &s->lock);
+    s->busy = *j || !s->stop;
+    return *j ? 1 : s->stop ? -1 : 0;
+}
+
 static void *store_thread(void *arg)
 {
     struct store *s = arg;
+    struct store_job *j;
 
-    for (;;) {
-        pthread_mutex_lock(&s->lock);
-        struct store_job *j;
-        while (!(j = next_job(&s->todo)) && !s->stop)
-            pthread_cond_wait(&s->changed, &s->lock);
-        s->busy = j != NULL;
-        pthread_mutex_unlock(&s->lock);
-        if (!j)
-            return NULL;
+    for (int work; (work = await_work(s, &j)) >= 0;) {
+        if (!work) {
+            look(s);
+            continue;
+        }
         run_job(s, j);
         if (s->o.wake)
             s->o.wake(s->o.ctx);
     }
+    return NULL;
 }
 
 struct store *store_create(const struct store_options *o, struct lh_error *err)
@@ -288,10 +308,10 @@ struct store_counters store_counters(struct store *s)
 
 double store_load_wait_ms(struct store *s)
 {
-    struct kv_pressure p = {0};
-
-    if (!s->started || kv_pressure(s->o.client, &p, NULL) < 0)
-        p.load_wait_ms = 0;
     LH_LOCKED(&s->lock);
-    return p.load_wait_ms > s->wait_ms ? p.load_wait_ms : s->wait_ms;
+    if (s->started && !s->look) {
+        s->look = true;
+        pthread_cond_broadcast(&s->changed);
+    }
+    return s->pressure_ms > s->wait_ms ? s->pressure_ms : s->wait_ms;
 }

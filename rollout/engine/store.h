@@ -69,7 +69,8 @@ struct store_counters {
     size_t inflight_bytes;
 };
 struct store_counters store_counters(struct store *s);
-/* Smoothed wait of the store's load queue and of ours, the larger; loop A reads it. */
+/* Smoothed wait of the store's load queue, as of the last call, and of ours, the larger; loop A
+ * reads it.  Does not wait: kvstored is asked on the thread here. */
 double store_load_wait_ms(struct store *s);
 
 #endif

@@ -1,7 +1,7 @@
 /* How a conversation becomes tokens, and back.
  *
- *     BOS  [SYSTEM text]  USER prompt  ( ASSISTANT action RUN  TOOL observation )*  ASSISTANT
- * action EOS
+ *     BOS  [SYSTEM text]  USER prompt  ( ASSISTANT action RUN  TOOL observation )*
+ *     ASSISTANT action EOS
  *
  * Only what the policy samples, the action's bytes and RUN or EOS, is trained on (mask 1).  RUN
  * asks for the action's output; EOS runs the action and ends the episode. */

@@ -84,8 +84,9 @@ struct tools *tools_create(unsigned threads, void (*wake)(void *ctx), void *ctx,
     for (; t->n_threads < threads; t->n_threads++) {
         int r = pthread_create(&t->threads[t->n_threads], NULL, tool_thread, t);
         if (r) {
+            lh_fail_errno(err, r, "tool thread %u", t->n_threads);
             tools_destroy(t);
-            return lh_fail_errno(err, r, "tool thread %u", t->n_threads), NULL;
+            return NULL;
         }
         LH_LOCKED(&t->lock);
         t->alive++;

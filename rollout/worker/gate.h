@@ -4,7 +4,8 @@
  * between its client's thread, which gives them back, and the engine's thread, which uses them: the
  * engine is inside only between gate_enter() and gate_leave(), one forward pass at a time, and a
  * revocation waits for it to come out and lets it in no more.  Nothing else is asked of the
- * engine's thread, so a revocation never waits for a tool, the store or the intake. */
+ * engine's thread, so a revocation never waits for a tool or the intake; and for the store only
+ * after a weight change, by the deadline of two of its operations. */
 #ifndef ROLLOUT_WORKER_GATE_H
 #define ROLLOUT_WORKER_GATE_H
 

@@ -373,9 +373,11 @@ static void heartbeat(struct worker *w)
     Longhaul__Experience__V1__PolicyVersion v = LONGHAUL__EXPERIENCE__V1__POLICY_VERSION__INIT;
     Longhaul__Experience__V1__Envelope e = LONGHAUL__EXPERIENCE__V1__ENVELOPE__INIT;
     struct harness_counts c = harness_counts(w->harness);
-    lh_autofree char **names = calloc(c.held + 1, sizeof *names);
 
-    if (!names || lh_now_ms() < w->heartbeat_ms)
+    if (lh_now_ms() < w->heartbeat_ms)
+        return;
+    lh_autofree char **names = calloc(c.held + 1, sizeof *names);
+    if (!names)
         return;
     w->heartbeat_ms = lh_now_ms() + HEARTBEAT_MS;
     say_hello(w);

@@ -1,8 +1,10 @@
 /* The engine with too little memory and a real kvstored: same output, less of everything else. */
 #include <criterion/criterion.h>
 #include <criterion/new/assert.h>
+#include <signal.h>
 
 #include "../kvstore/kit.h"
+#include "proto/clock.h"
 #include "rig.h"
 
 enum { TALKS = 12, TURNS = 6, PROMPT = 100 };
@@ -128,6 +130,26 @@ Test(spill, a_dead_store_changes_nothing)
     finish(&r, without);
     rig_finish(&r);
     cr_assert(eq(int, lh_remove_tree(d.dir, NULL), 0));
+}
+
+/* Loop A asks for the store's load between two passes, inside the gate: it may not wait there. */
+Test(spill, a_store_that_hangs_does_not_hold_the_engine)
+{
+    struct rig r;
+    struct daemon d;
+
+    daemon_start(&d, 64 << 20, 16 << 20);
+    struct kv_client *c = rig_with_store(&r, 0, &d);
+    engine_load_wait_ms(r.engine);
+    cr_assert(eq(int, kill(d.pid, SIGSTOP), 0));
+    int64_t began = lh_now_ms();
+    for (int i = 0; i < 20; i++)
+        engine_load_wait_ms(r.engine);
+    cr_assert(lt(i64, lh_now_ms() - began, 500), "it waited for kvstored, whose timeout is 1 s");
+    kill(d.pid, SIGCONT);
+    rig_finish(&r);
+    kv_client_destroy(c);
+    daemon_stop(&d);
 }
 
 /* I4 across the store: what was spilled under one version is not found under the next. */
