@@ -94,6 +94,8 @@ static int handle_revoke(struct arbiter *a, const Longhaul__Arbiter__V1__Revoke 
     Longhaul__Arbiter__V1__RevokeAck ack = LONGHAUL__ARBITER__V1__REVOKE_ACK__INIT;
     enum arbiter_phase next = (enum arbiter_phase)r->next;
 
+    if (next < ARBITER_ROLLOUT || next > ARBITER_SYNC)
+        return lh_fail(err, LH_INVALID_ARGUMENT, "arbiterd revokes for a phase %d", (int)next);
     if (a->on_revoke && a->on_revoke(a->ctx, next, lh_now_ms() + r->deadline_ms) < 0)
         return lh_fail(err, LH_DEADLINE_EXCEEDED, "%s could not stop for the next phase",
                        a->client);

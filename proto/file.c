@@ -93,8 +93,7 @@ static int sync_directory_of(const char *path, struct lh_error *err)
     return 0;
 }
 
-int lh_write_file(const char *path, const void *data, size_t len, mode_t mode,
-                  struct lh_error *err)
+int lh_write_file(const char *path, const void *data, size_t len, mode_t mode, struct lh_error *err)
 {
     lh_autofree char *tmp = lh_format("%s.tmp.%d.XXXXXX", path, getpid());
 
@@ -139,7 +138,7 @@ static int remove_one(const char *path, const struct stat *st, int type, struct 
     (void)st;
     (void)type;
     (void)at;
-    return remove(path);
+    return remove(path) < 0 && errno != ENOENT ? -1 : 0; /* somebody else may have been faster */
 }
 
 int lh_remove_tree(const char *path, struct lh_error *err)
