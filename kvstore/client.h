@@ -6,10 +6,11 @@
  * unit (a block), or the recurrent state of all KDA layers at a unit's end (a state).
  *
  * A hit is the longest boundary where all blocks exist and a state exists exactly there.  A put
- * stores blocks first..last and the state at last's end, all or nothing, never with a hole before it.
+ * stores blocks first..last and the state at last's end, all or nothing, never with a hole before
+ * it.
  *
- * Every operation has a deadline, and every failure (store down, full, corrupt, slow) means "miss" or
- * "not stored": the caller recomputes.  CRC32C guards every extent.  Thread-safe: calls are
+ * Every operation has a deadline, and every failure (store down, full, corrupt, slow) means "miss"
+ * or "not stored": the caller recomputes.  CRC32C guards every extent.  Thread-safe: calls are
  * serialised on one connection, copies are not.  The client reconnects by itself. */
 #ifndef KVSTORE_CLIENT_H
 #define KVSTORE_CLIENT_H
@@ -57,16 +58,17 @@ LH_DEFINE_AUTO(kv_client, kv_client_destroy)
 int kv_use_root(struct kv_client *c, const struct kv_key *root, uint64_t policy_step,
                 int retire_others, struct lh_error *err);
 
-/* Stores units first..n-1 of the chain (blocks[i] belongs to unit first+i, block_bytes each) and the
- * state at the end of unit n-1.  Units already stored are skipped.  Returns bytes copied (>= 0), or an
- * error: RESOURCE_EXHAUSTED = full, FAILED_PRECONDITION = unit first-1 is not there. */
+/* Stores units first..n-1 of the chain (blocks[i] belongs to unit first+i, block_bytes each) and
+ * the state at the end of unit n-1.  Units already stored are skipped.  Returns bytes copied (>=
+ * 0), or an error: RESOURCE_EXHAUSTED = full, FAILED_PRECONDITION = unit first-1 is not there. */
 int64_t kv_put(struct kv_client *c, const struct kv_key *chain, size_t first, size_t n,
                const void *const *blocks, const void *state, const char *trajectory,
                struct lh_error *err);
 
 /* A hit; its extents are pinned until kv_hit_destroy(). */
 struct kv_hit;
-/* Longest stored boundary of chain[0..n), longer than at_least units.  NULL with NOT_FOUND = miss. */
+/* Longest stored boundary of chain[0..n), longer than at_least units.  NULL with NOT_FOUND = miss.
+ */
 struct kv_hit *kv_lookup(struct kv_client *c, const struct kv_key *chain, size_t n, size_t at_least,
                          const char *trajectory, struct lh_error *err);
 size_t kv_hit_units(const struct kv_hit *h);

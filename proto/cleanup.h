@@ -57,18 +57,18 @@ static inline void lh_cleanup_unlock(pthread_mutex_t **m)
     __attribute__((cleanup(lh_cleanup_unlock), unused)) pthread_mutex_t *LH_LOCK_NAME_(__LINE__) = \
         (pthread_mutex_lock(mutex), (mutex))
 
-#define LH_DEFINE_AUTO(type, destroy)                  \
-    static inline void lh_cleanup_##type(struct type **p) \
-    {                                                  \
-        destroy(*p);                                   \
+#define LH_DEFINE_AUTO(type, destroy)                                                              \
+    static inline void lh_cleanup_##type(struct type **p)                                          \
+    {                                                                                              \
+        destroy(*p);                                                                               \
     }
 #define lh_auto(type) __attribute__((cleanup(lh_cleanup_##type))) struct type *
 
-#define lh_steal(ptr)                 \
-    __extension__({                   \
-        __typeof__(*(ptr)) v_ = *(ptr); \
-        *(ptr) = NULL;                \
-        v_;                           \
+#define lh_steal(ptr)                                                                              \
+    __extension__({                                                                                \
+        __typeof__(*(ptr)) v_ = *(ptr);                                                            \
+        *(ptr) = NULL;                                                                             \
+        v_;                                                                                        \
     })
 
 static inline int lh_steal_fd(int *fd)

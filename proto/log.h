@@ -19,10 +19,10 @@ bool lh_log_enabled(const char *component, enum lh_level level);
 void lh_log(const char *component, enum lh_level level, const char *event, const char *fmt, ...)
     __attribute__((format(printf, 4, 5)));
 
-#define lh_log_at_(level, ...)                                    \
-    do {                                                          \
-        if (lh_log_enabled(lh_log_component_, level))             \
-            lh_log(lh_log_component_, level, __VA_ARGS__);        \
+#define lh_log_at_(level, ...)                                                                     \
+    do {                                                                                           \
+        if (lh_log_enabled(lh_log_component_, level))                                              \
+            lh_log(lh_log_component_, level, __VA_ARGS__);                                         \
     } while (0)
 #define lh_debug(...) lh_log_at_(LH_DEBUG, __VA_ARGS__)
 #define lh_info(...)  lh_log_at_(LH_INFO, __VA_ARGS__)

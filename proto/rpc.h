@@ -28,8 +28,8 @@ typedef int rpc_stream_fn(void *ctx, struct rpc_call *call, const ProtobufCMessa
                           struct lh_error *err);
 
 struct rpc_method {
-    const char *name;      /* as in the .proto */
-    rpc_unary_fn *unary;   /* exactly one of the two */
+    const char *name;    /* as in the .proto */
+    rpc_unary_fn *unary; /* exactly one of the two */
     rpc_stream_fn *stream;
 };
 
@@ -52,10 +52,10 @@ uid_t rpc_peer_uid(const struct rpc_call *call);
 struct rpc_server;
 
 struct rpc_server_options {
-    const char *path;     /* unix socket; created 0600; a live server's socket is refused with
-                             ALREADY_EXISTS, a dead one's file is replaced */
-    unsigned threads;     /* handlers at a time; further calls wait; 0 = 16 */
-    size_t max_message;   /* bytes of a request; 0 = 64 MiB */
+    const char *path;   /* unix socket; created 0600; a live server's socket is refused with
+                           ALREADY_EXISTS, a dead one's file is replaced */
+    unsigned threads;   /* handlers at a time; further calls wait; 0 = 16 */
+    size_t max_message; /* bytes of a request; 0 = 64 MiB */
     const struct rpc_service *services; /* `n_services` of them; health is added */
     size_t n_services;
 };

@@ -1,5 +1,6 @@
 /* What a test does when the machine lacks what it needs: it says so and is skipped, unless the
- * facility is named in LONGHAUL_MUST_WORK (a comma list, or 1 for all): then it fails.  CI sets it. */
+ * facility is named in LONGHAUL_MUST_WORK (a comma list, or 1 for all): then it fails.  CI sets it.
+ */
 #ifndef TESTS_MUST_WORK_H
 #define TESTS_MUST_WORK_H
 
@@ -21,13 +22,13 @@ static inline bool must_work(const char *facility)
     return false;
 }
 
-#define NEEDS(facility, available, why)                                       \
-    do {                                                                      \
-        if (available)                                                        \
-            break;                                                            \
-        if (must_work(facility))                                              \
-            cr_fatal("%s is missing and must work here: %s", facility, why);  \
-        cr_skip_test("SKIPPED, %s is missing: %s", facility, why);            \
+#define NEEDS(facility, available, why)                                                            \
+    do {                                                                                           \
+        if (available)                                                                             \
+            break;                                                                                 \
+        if (must_work(facility))                                                                   \
+            cr_fatal("%s is missing and must work here: %s", facility, why);                       \
+        cr_skip_test("SKIPPED, %s is missing: %s", facility, why);                                 \
     } while (0)
 
 #endif

@@ -1,17 +1,18 @@
-/* The policy: Kimi-Linear (KDA and MLA layers, dense and MoE feed-forward), one code for rollout and
- * trainer, on the CPU (docs/DESIGN.md 3.10).
+/* The policy: Kimi-Linear (KDA and MLA layers, dense and MoE feed-forward), one code for rollout
+ * and trainer, on the CPU (docs/DESIGN.md 3.10).
  *
- * Weights are ONE flat array of float32, laid out by the model description, in memory the caller owns
- * (an arbiter segment, usually); gradients and optimizer moments use the same layout.
+ * Weights are ONE flat array of float32, laid out by the model description, in memory the caller
+ * owns (an arbiter segment, usually); gradients and optimizer moments use the same layout.
  *
- * Bit-for-bit: the log-probability of a token does not depend on how its sequence was cut into chunks,
- * on what else was in the batch, on the thread, or on whether policy_forward() or policy_train_forward()
- * computed it.  How: one KDA recurrence (token by token) and one MLA form (absorbed, over cached
- * latents) everywhere; attention reduces in fixed blocks by absolute position; every element of a
- * forward matrix product is summed in one fixed order whatever the tile (trainer/policy/cpu_gemm.c);
- * OpenBLAS, used by backward, runs one thread.
+ * Bit-for-bit: the log-probability of a token does not depend on how its sequence was cut into
+ * chunks, on what else was in the batch, on the thread, or on whether policy_forward() or
+ * policy_train_forward() computed it.  How: one KDA recurrence (token by token) and one MLA form
+ * (absorbed, over cached latents) everywhere; attention reduces in fixed blocks by absolute
+ * position; every element of a forward matrix product is summed in one fixed order whatever the
+ * tile (trainer/policy/cpu_gemm.c); OpenBLAS, used by backward, runs one thread.
  *
- * Objects here are not thread-safe; several policy_exec over one model and one weights array are.  */
+ * Objects here are not thread-safe; several policy_exec over one model and one weights array are.
+ */
 #ifndef TRAINER_POLICY_H
 #define TRAINER_POLICY_H
 
@@ -55,9 +56,10 @@ size_t policy_model_floats(const struct policy_model *m);
 /* H(config, dtype, layout, tokenizer): the model's part of a KV root. */
 void policy_model_fingerprint(const struct policy_model *m, uint8_t out[16]);
 
-/* safetensors in and out.  policy_save writes config.json and model.safetensors, same bytes for same
- * weights; files are complete or absent after a crash. */
-int policy_load(const struct policy_model *m, const char *dir, float *weights, struct lh_error *err);
+/* safetensors in and out.  policy_save writes config.json and model.safetensors, same bytes for
+ * same weights; files are complete or absent after a crash. */
+int policy_load(const struct policy_model *m, const char *dir, float *weights,
+                struct lh_error *err);
 int policy_save(const struct policy_model *m, const char *dir, const float *weights,
                 struct lh_error *err);
 void policy_init(const struct policy_model *m, float *weights, uint64_t seed);
@@ -65,19 +67,20 @@ void policy_init(const struct policy_model *m, float *weights, uint64_t seed);
 /* ---- incremental forward: rollout ---- */
 
 /* Sizes of what a sequence keeps between calls. */
-size_t policy_kv_floats(const struct policy_model *m);    /* a token: latents of every MLA layer */
-size_t policy_state_floats(const struct policy_model *m); /* a sequence: KDA states + conv history */
+size_t policy_kv_floats(const struct policy_model *m); /* a token: latents of every MLA layer */
+size_t
+policy_state_floats(const struct policy_model *m); /* a sequence: KDA states + conv history */
 
 /* The next tokens of one sequence.  A page holds page_tokens tokens as [MLA layer][token][latent];
  * pages[p] covers positions p*page_tokens.. ; page_tokens is a multiple of 16; state is zero before
  * position 0. */
 struct policy_chunk {
     const int32_t *tokens;
-    int n;             /* >= 1 */
-    int64_t start;     /* absolute position of tokens[0] = tokens already in pages and state */
+    int n;         /* >= 1 */
+    int64_t start; /* absolute position of tokens[0] = tokens already in pages and state */
     float *const *pages;
     float *state;
-    int logits_from;   /* logits are wanted for tokens[logits_from..n); n = none */
+    int logits_from; /* logits are wanted for tokens[logits_from..n); n = none */
 };
 
 struct policy_exec;
@@ -85,13 +88,13 @@ struct policy_exec;
 /* Scratch for forward passes of up to max_tokens tokens in all chunks of a call, in an arena the
  * caller owns (64-byte aligned, policy_exec_bytes() long). */
 size_t policy_exec_bytes(const struct policy_model *m, int max_tokens);
-struct policy_exec *policy_exec_create(const struct policy_model *m, const float *weights, void *arena,
-                                       size_t bytes, int max_tokens, int page_tokens,
+struct policy_exec *policy_exec_create(const struct policy_model *m, const float *weights,
+                                       void *arena, size_t bytes, int max_tokens, int page_tokens,
                                        struct lh_error *err);
 void policy_exec_destroy(struct policy_exec *x);
 LH_DEFINE_AUTO(policy_exec, policy_exec_destroy)
 
-/* Runs all chunks as one batch; writes pages and states; logits rows [vocab] in chunk order.  Chunks
+/* Runs all chunks as one batch; writes pages and states; logits rows [vocab] in chunk order. Chunks
  * of a call are of different sequences. */
 int policy_forward(struct policy_exec *x, const struct policy_chunk *chunks, int n_chunks,
                    float *logits, struct lh_error *err);
@@ -115,7 +118,8 @@ struct policy_trainer *policy_trainer_create(const struct policy_model *m, const
 void policy_trainer_destroy(struct policy_trainer *t);
 LH_DEFINE_AUTO(policy_trainer, policy_trainer_destroy)
 
-/* logprobs[i] = log p(tokens[i+1] | tokens[0..i]) at the temperature, i < n-1; keeps activations. */
+/* logprobs[i] = log p(tokens[i+1] | tokens[0..i]) at the temperature, i < n-1; keeps activations.
+ */
 int policy_train_forward(struct policy_trainer *t, const int32_t *tokens, int n, float temperature,
                          float *logprobs, struct lh_error *err);
 /* grads += sum_i dlogprobs[i] * d logprobs[i] / d weights, of the last policy_train_forward. */
@@ -125,9 +129,14 @@ int policy_train_backward(struct policy_trainer *t, const float *dlogprobs, floa
 /* ---- tokenizer: bytes and special tokens ----
  * Ids 0..n_special-1 are special, then come the 256 bytes. */
 enum policy_special {
-    TOKEN_PAD, TOKEN_BOS, TOKEN_EOS, /* EOS: run this action, and I am done */
-    TOKEN_SYSTEM, TOKEN_USER, TOKEN_ASSISTANT, TOKEN_TOOL, /* a message of that role begins */
-    TOKEN_RUN,                       /* run this action and show me the output */
+    TOKEN_PAD,
+    TOKEN_BOS,
+    TOKEN_EOS, /* EOS: run this action, and I am done */
+    TOKEN_SYSTEM,
+    TOKEN_USER,
+    TOKEN_ASSISTANT,
+    TOKEN_TOOL, /* a message of that role begins */
+    TOKEN_RUN,  /* run this action and show me the output */
     TOKEN_SPECIALS
 };
 enum { POLICY_BYTE_VOCAB = TOKEN_SPECIALS + 256 };

@@ -209,8 +209,8 @@ int box_open_in(int root_fd, const char *path, int flags, mode_t mode, struct lh
  * acknowledges.  A frozen box stays frozen. */
 int box_seal(struct box *b, const char *sealed_path, bool *live, struct lh_error *err);
 
-/* Other layers with the same content below the upper directory (a long chain, merged); used from the
- * next live seal on, until which the old ones must stay. */
+/* Other layers with the same content below the upper directory (a long chain, merged); used from
+ * the next live seal on, until which the old ones must stay. */
 int box_set_layers(struct box *b, const struct box_layer *layers, size_t n, struct lh_error *err);
 
 #endif

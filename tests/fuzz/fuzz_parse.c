@@ -1,5 +1,5 @@
-/* What the guard of proto/parse.c lets pass never makes protobuf-c allocate more than the limit, and
- * what was parsed can be packed and parsed again.  The first byte picks the type and the limit.
+/* What the guard of proto/parse.c lets pass never makes protobuf-c allocate more than the limit,
+ * and what was parsed can be packed and parsed again.  The first byte picks the type and the limit.
  *
  * Includes the source: the guard alone, without the allocator behind it, is what must hold. */
 #include "proto/parse.c"

@@ -1,5 +1,6 @@
-/* Any bytes: open or a message, and every tensor of what opens can be read.  The bytes are tried as a
- * file, and as header and data of a file whose length field is right (a fuzzer seldom guesses it). */
+/* Any bytes: open or a message, and every tensor of what opens can be read.  The bytes are tried as
+ * a file, and as header and data of a file whose length field is right (a fuzzer seldom guesses
+ * it). */
 #include <string.h>
 
 #include "trainer/policy/safetensors.h"

@@ -14,12 +14,14 @@
  * y: what o_proj takes.  [feed-forward] xm: stream between; xmn: normed; gu, h: gate|up and their
  * product, dense or shared; MoE: scores, weight of the router; egu, eh, ye: the experts', a row for
  * each (token, choice), sorted by expert. */
+/* clang-format off */
 #define POLICY_ACTS(X)                                                                             \
-    X(x)                                                                                           \
-    X(xn)                                                                                          \
-    X(proj)                                                                                        \
-    X(conv) X(qkv) X(z) X(g) X(alpha) X(beta) X(o) X(gate) X(qn) X(q) X(qabs) X(lse) X(olat) X(y)  \
-        X(xm) X(xmn) X(gu) X(h) X(scores) X(weight) X(egu) X(eh) X(ye)
+    X(x) X(xn) X(proj)                                                                             \
+    X(conv) X(qkv) X(z) X(g) X(alpha) X(beta) X(o) X(gate)                                         \
+    X(qn) X(q) X(qabs) X(lse) X(olat)                                                              \
+    X(y) X(xm) X(xmn) X(gu) X(h)                                                                   \
+    X(scores) X(weight) X(egu) X(eh) X(ye)
+/* clang-format on */
 #define POLICY_ACT_ONE(name)   +1
 #define POLICY_ACT_REAL(name)  real *name;
 #define POLICY_ACT_WIDTH(name) size_t name;
