@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "agentenv/daemon/internal.h"
+#include "agentenv/snapshot/snapshot.h"
 #include "proto/clock.h"
 #include "proto/file.h"
 #include "proto/parse.h"
@@ -33,6 +34,7 @@ static const char *const schema[] = {
     "CREATE INDEX IF NOT EXISTS keys_by_object ON keys(object)",
     "CREATE TABLE IF NOT EXISTS layers(id TEXT PRIMARY KEY, sealed INT NOT NULL,"
     " durable INT NOT NULL, bytes INT NOT NULL, created_ms INT NOT NULL) WITHOUT ROWID",
+    "CREATE INDEX IF NOT EXISTS condemned_layers ON layers(sealed) WHERE sealed=-1",
     "CREATE TABLE IF NOT EXISTS snapshots(id TEXT PRIMARY KEY, ready INT NOT NULL,"
     " durable INT NOT NULL, parent TEXT NOT NULL, sandbox TEXT NOT NULL, image TEXT NOT NULL,"
     " image_id TEXT NOT NULL, image_path TEXT NOT NULL, task TEXT NOT NULL,"
@@ -165,7 +167,9 @@ int registry_delete(struct daemon *d, const char *id, bool key_too, struct lh_er
 
     if (r < 0)
         return r;
-    r = db_run(d->db, err, "DELETE FROM sandbox_layers WHERE sandbox=?", "s", id);
+    r = layers_condemn_of(d, id, err);
+    if (r == 0)
+        r = db_run(d->db, err, "DELETE FROM sandbox_layers WHERE sandbox=?", "s", id);
     if (r == 0 && key_too)
         r = db_run(d->db, err, "DELETE FROM keys WHERE object=?", "s", id);
     if (r == 0)

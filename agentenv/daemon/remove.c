@@ -45,7 +45,7 @@ int sandbox_destroy_held(struct daemon *d, struct sandbox *s, bool key_too, stru
     }
     sandbox_set_state(d, s, SB_DELETED, 0);
     sandbox_forget(d, s);
-    if (s->had_layers && layers_sweep(d, NULL) < 0)
+    if (s->had_layers && layers_remove_condemned(d, NULL) < 0)
         lh_warn("layers left for gc", "sandbox=%s", s->id);
     return 0;
 }

@@ -136,9 +136,35 @@ static int remove_layer(struct daemon *d, const char *id, struct gc_result *done
     return r;
 }
 
-int layers_sweep(struct daemon *d, struct gc_result *done)
+int layers_condemn_of(struct daemon *d, const char *holder, struct lh_error *err)
+{
+    return db_run(d->db, err,
+                  "UPDATE layers SET sealed=-1"
+                  " WHERE id IN (SELECT layer FROM sandbox_layers WHERE sandbox=?1"
+                  " UNION SELECT layer FROM snapshot_layers WHERE snapshot=?1)"
+                  " AND NOT EXISTS (SELECT 1 FROM sandbox_layers"
+                  " WHERE layer=layers.id AND sandbox<>?1)"
+                  " AND NOT EXISTS (SELECT 1 FROM snapshot_layers"
+                  " WHERE layer=layers.id AND snapshot<>?1)",
+                  "s", holder);
+}
+
+int layers_remove_condemned(struct daemon *d, struct gc_result *done)
 {
     struct id_list l = {0};
+    struct lh_error err = {0};
+    int r = db_each(d->db, &err, collect_id, &l, "SELECT id FROM layers WHERE sealed=-1", "");
+
+    for (size_t i = 0; r == 0 && i < l.n; i++)
+        r = remove_layer(d, l.ids[i], done, &err);
+    free(l.ids);
+    if (r < 0)
+        lh_warn("layers not removed", "why=%s", err.message);
+    return r;
+}
+
+int layers_sweep(struct daemon *d, struct gc_result *done)
+{
     struct lh_error err = {0};
     int r = db_run(d->db, &err,
                    "UPDATE layers SET sealed=-1"
@@ -146,14 +172,9 @@ int layers_sweep(struct daemon *d, struct gc_result *done)
                    " AND id NOT IN (SELECT layer FROM snapshot_layers)",
                    "");
 
-    if (r == 0)
-        r = db_each(d->db, &err, collect_id, &l, "SELECT id FROM layers WHERE sealed=-1", "");
-    for (size_t i = 0; r == 0 && i < l.n; i++)
-        r = remove_layer(d, l.ids[i], done, &err);
-    free(l.ids);
     if (r < 0)
         lh_warn("layers not removed", "why=%s", err.message);
-    return r;
+    return r < 0 ? r : layers_remove_condemned(d, done);
 }
 
 /* ---- recovery ---- */

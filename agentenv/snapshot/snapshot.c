@@ -302,10 +302,11 @@ int snapshot_drop(struct daemon *d, const char *id, bool key_too, struct lh_erro
 
     if (r < 0)
         return r;
+    r = layers_condemn_of(d, id, err);
     for (size_t i = 0; r == 0 && i < LH_ARRAY_SIZE(statements) - !key_too; i++)
         r = db_run(d->db, err, statements[i], "s", id);
     r = db_end(d->db, r, err);
-    return r < 0 ? r : layers_sweep(d, NULL);
+    return r < 0 ? r : layers_remove_condemned(d, NULL);
 }
 
 bool snapshot_is_ready(struct daemon *d, const char *id)

@@ -65,6 +65,10 @@ struct gc_result {
     uint64_t bytes;
 };
 int layers_sweep(struct daemon *d, struct gc_result *done);
+/* The same for the layers below one sandbox or snapshot, whatever their number in all: the first in
+ * the transaction that deletes its rows, before they go, the second after it. */
+int layers_condemn_of(struct daemon *d, const char *holder, struct lh_error *err);
+int layers_remove_condemned(struct daemon *d, struct gc_result *done);
 /* Snapshots and seals that a crash cut short, and directories nobody knows. */
 int layers_recover(struct daemon *d, struct lh_error *err);
 

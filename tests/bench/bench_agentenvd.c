@@ -39,10 +39,10 @@ static int import_image(struct lh_error *err)
     V1(ImportImageRequest) req = LONGHAUL__SANDBOX__V1__IMPORT_IMAGE_REQUEST__INIT;
     lh_automsg(V1(ImageInfo)) info = NULL;
     lh_autofree char *root = lh_format("%s/root", dir);
-    lh_autofree char *make =
-        lh_format("mkdir -p %s/bin %s/tmp %s/proc %s/dev && cp /bin/busybox %s/bin && "
-                  "ln -s busybox %s/bin/sh && ln -s busybox %s/bin/true",
-                  root, root, root, root, root, root, root);
+    lh_autofree char *make = lh_format(
+        "mkdir -p %s/bin %s/proc %s/dev && mkdir -m 1777 %s/tmp && cp /bin/busybox %s/bin && "
+        "ln -s busybox %s/bin/sh && ln -s busybox %s/bin/true",
+        root, root, root, root, root, root, root);
 
     if (!make || system(make))
         return lh_fail(err, LH_INTERNAL, "no image could be made of /bin/busybox");

@@ -10,6 +10,7 @@
 #include "agentenv/sandbox/box.h"
 #include "proto/clock.h"
 #include "proto/file.h"
+#include "tests/bench/bench.h"
 
 enum { MAX_WORKERS = 4, MAX_SAMPLES = 20000 };
 
@@ -91,11 +92,15 @@ static int compare(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-static void report(const char *name, double *ms, unsigned n, double per_s)
+static void report(const char *name, double *ms, unsigned n)
 {
+    char row[64];
+
     qsort(ms, n, sizeof *ms, compare);
-    printf("%-36s %8.1f /s   median %7.2f ms   p99 %7.2f ms\n", name, per_s, ms[n / 2],
-           ms[n * 99 / 100]);
+    snprintf(row, sizeof row, "sandbox: %s, median", name);
+    bench_row(row, ms[n / 2], 0, 0, "ms");
+    snprintf(row, sizeof row, "sandbox: %s, 99 %%", name);
+    bench_row(row, ms[n * 99 / 100], 0, 0, "ms");
 }
 
 static int bench_starts(unsigned n_workers, int seconds)
@@ -120,9 +125,11 @@ static int bench_starts(unsigned n_workers, int seconds)
         failed += workers[i].failed;
     }
     double s = (double)(lh_now_us() - t) / 1e6;
-    snprintf(name, sizeof name, "sandbox start+exec+remove, %u at a time", n_workers);
+    snprintf(name, sizeof name, "sandbox: start+exec+rm, %u threads", n_workers);
+    bench_row(name, done / s, 0, 0, "sandboxes/s");
+    snprintf(name, sizeof name, "start+exec+rm, %u", n_workers);
     if (done)
-        report(name, all, done, done / s);
+        report(name, all, done);
     return failed ? -1 : 0;
 }
 
@@ -130,7 +137,6 @@ static int bench_exec(struct box *b, struct lh_error *err)
 {
     enum { N = 300 };
     static double ms[N];
-    int64_t begin = lh_now_us();
     char id[16];
 
     for (int i = 0; i < N; i++) {
@@ -140,7 +146,7 @@ static int bench_exec(struct box *b, struct lh_error *err)
             return err->code;
         ms[i] = (double)(lh_now_us() - t) / 1000;
     }
-    report("exec /bin/true", ms, N, N * 1e6 / (double)(lh_now_us() - begin));
+    report("exec /bin/true", ms, N);
     return 0;
 }
 
@@ -148,7 +154,6 @@ static int bench_seal(struct box *b, struct lh_error *err)
 {
     enum { N = 50 };
     static double ms[N];
-    int64_t begin = lh_now_us();
 
     for (int i = 0; i < N; i++) {
         lh_autofree char *layer = lh_format("%s/layer-%d", dir, i);
@@ -160,7 +165,7 @@ static int bench_seal(struct box *b, struct lh_error *err)
         if (!live)
             return lh_fail(err, LH_INTERNAL, "seal %d was not live", i);
     }
-    report("live seal", ms, N, N * 1e6 / (double)(lh_now_us() - begin));
+    report("live seal", ms, N);
     return 0;
 }
 
