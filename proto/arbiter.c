@@ -17,6 +17,7 @@
 #include "proto/ipc.h"
 #include "proto/log.h"
 #include "proto/parse.h"
+#include "proto/wait.h"
 
 LH_LOG_COMPONENT("arbiter");
 
@@ -185,9 +186,7 @@ static void *listen_loop(void *arg)
 /* Waits under the lock; false when the deadline has passed. */
 static bool wait_changed(struct arbiter *a, int64_t deadline_ms)
 {
-    struct timespec until = {deadline_ms / 1000, deadline_ms % 1000 * 1000000};
-
-    return pthread_cond_timedwait(&a->changed, &a->lock, &until) == 0;
+    return lh_wait_until(&a->changed, &a->lock, deadline_ms);
 }
 
 /* Sends a request and returns arbiterd's answer, or NULL with the failure. */
@@ -241,12 +240,7 @@ static int say_hello(struct arbiter *a, bool leader, struct lh_error *err)
 
 static int start_thread(struct arbiter *a, struct lh_error *err)
 {
-    pthread_condattr_t attr;
-
-    pthread_condattr_init(&attr);
-    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
-    pthread_cond_init(&a->changed, &attr);
-    pthread_condattr_destroy(&attr);
+    pthread_cond_init(&a->changed, NULL);
     pthread_mutex_init(&a->lock, NULL);
     pthread_mutex_init(&a->calling, NULL);
     int r = pthread_create(&a->thread, NULL, listen_loop, a);

@@ -9,6 +9,7 @@
 
 #include "proto/clock.h"
 #include "proto/unix_socket.h"
+#include "proto/wait.h"
 
 static bool valid_word(const char *s, const char *alphabet)
 {
@@ -63,13 +64,8 @@ static int set_common(struct channel_end *e, struct lh_error *err)
 
 int channel_end_init(struct channel_end *e, int socket_type, struct lh_error *err)
 {
-    pthread_condattr_t attr;
-
     pthread_mutex_init(&e->mutex, NULL);
-    pthread_condattr_init(&attr);
-    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
-    pthread_cond_init(&e->changed, &attr);
-    pthread_condattr_destroy(&attr);
+    pthread_cond_init(&e->changed, NULL);
     e->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     e->queue = calloc(CHANNEL_QUEUE, sizeof(struct channel_message *));
     e->context = zmq_ctx_new();
@@ -204,9 +200,7 @@ bool channel_end_push(struct channel_end *e, struct channel_message *m)
 
 bool channel_end_wait(struct channel_end *e, int64_t deadline_ms)
 {
-    struct timespec t = {deadline_ms / 1000, deadline_ms % 1000 * 1000000};
-
-    return pthread_cond_timedwait(&e->changed, &e->mutex, &t) != ETIMEDOUT;
+    return lh_wait_until(&e->changed, &e->mutex, deadline_ms);
 }
 
 struct channel_message *channel_end_pop(struct channel_end *e, int timeout_ms, struct lh_error *err)

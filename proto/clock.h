@@ -1,5 +1,4 @@
-/* Time.  Deadlines are absolute milliseconds on the monotonic clock; LH_FOREVER is not a deadline
- * that any wait in this project may use without an owner that ends it. */
+/* Time.  Deadlines are absolute milliseconds on the monotonic clock. */
 #ifndef PROTO_CLOCK_H
 #define PROTO_CLOCK_H
 

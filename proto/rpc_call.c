@@ -19,6 +19,7 @@
 #include "proto/clock.h"
 #include "proto/log.h"
 #include "proto/rpc_core.h"
+#include "proto/wait.h"
 
 LH_LOG_COMPONENT("rpc");
 
@@ -27,7 +28,6 @@ enum { REQUEST_MS = 30000 }; /* for a request to arrive once its call has a thre
 struct rpc_call *rpc_call_create(struct rpc_server *s)
 {
     struct rpc_call *c = calloc(1, sizeof *c);
-    pthread_condattr_t attr;
 
     if (!c)
         return NULL;
@@ -37,10 +37,7 @@ struct rpc_call *rpc_call_create(struct rpc_server *s)
     grpc_call_details_init(&c->details);
     grpc_metadata_array_init(&c->metadata);
     pthread_mutex_init(&c->mutex, NULL);
-    pthread_condattr_init(&attr);
-    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
-    pthread_cond_init(&c->batch_done, &attr);
-    pthread_condattr_destroy(&attr);
+    pthread_cond_init(&c->batch_done, NULL);
     return c;
 }
 
@@ -122,15 +119,14 @@ static void wake_handler(struct rpc_call *c, bool ok)
 /* Waits for the batch; at wait_until the call is cancelled, which completes every batch of it. */
 static bool run_batch(struct rpc_call *c, const grpc_op *ops, size_t n, int64_t wait_until)
 {
-    struct timespec t = {wait_until / 1000, wait_until % 1000 * 1000000};
-    int r = 0;
+    bool in_time = true;
 
     c->batch_pending = true;
     if (!rpc_call_start(c, ops, n, &c->on_batch, wake_handler))
         return false;
     LH_LOCKED(&c->mutex);
-    while (c->batch_pending && r != ETIMEDOUT)
-        r = pthread_cond_timedwait(&c->batch_done, &c->mutex, &t);
+    while (c->batch_pending && in_time)
+        in_time = lh_wait_until(&c->batch_done, &c->mutex, wait_until);
     if (c->batch_pending)
         grpc_call_cancel(c->call, NULL);
     while (c->batch_pending)

@@ -18,6 +18,7 @@
 #include "proto/log.h"
 #include "proto/rpc_core.h"
 #include "proto/unix_socket.h"
+#include "proto/wait.h"
 
 LH_LOG_COMPONENT("rpc");
 
@@ -280,7 +281,6 @@ static int start(struct rpc_server *s, const struct rpc_server_options *o, struc
 struct rpc_server *rpc_server_create(const struct rpc_server_options *o, struct lh_error *err)
 {
     struct rpc_server *s = calloc(1, sizeof *s);
-    pthread_condattr_t attr;
 
     if (!s) {
         lh_fail(err, LH_RESOURCE_EXHAUSTED, "no memory for a server");
@@ -290,10 +290,7 @@ struct rpc_server *rpc_server_create(const struct rpc_server_options *o, struct 
     s->listen_fd = s->stop_fd = -1;
     pthread_mutex_init(&s->mutex, NULL);
     pthread_mutex_init(&s->health.mutex, NULL);
-    pthread_condattr_init(&attr);
-    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
-    pthread_cond_init(&s->is_down, &attr);
-    pthread_condattr_destroy(&attr);
+    pthread_cond_init(&s->is_down, NULL);
     if (start(s, o, err)) {
         rpc_server_destroy(s, 0);
         return NULL;
@@ -303,12 +300,11 @@ struct rpc_server *rpc_server_create(const struct rpc_server_options *o, struct 
 
 static bool wait_down(struct rpc_server *s, int64_t deadline_ms)
 {
-    struct timespec t = {deadline_ms / 1000, deadline_ms % 1000 * 1000000};
-    int r = 0;
+    bool in_time = true;
 
     LH_LOCKED(&s->mutex);
-    while (!s->down && r != ETIMEDOUT)
-        r = pthread_cond_timedwait(&s->is_down, &s->mutex, &t);
+    while (!s->down && in_time)
+        in_time = lh_wait_until(&s->is_down, &s->mutex, deadline_ms);
     return s->down;
 }
 

@@ -160,11 +160,6 @@ float *pool_data(const struct pool *p, pool_block b)
     return (float *)(p->memory + (size_t)p->blocks[b].frame * p->frame_bytes);
 }
 
-unsigned pool_refs(const struct pool *p, pool_block b)
-{
-    return p->blocks[b].refs;
-}
-
 size_t pool_frames(const struct pool *p)
 {
     return (size_t)p->frames;

@@ -37,7 +37,6 @@ void pool_retain(struct pool *p, pool_block b);
 void pool_release(struct pool *p, pool_block b); /* POOL_NONE is fine */
 
 float *pool_data(const struct pool *p, pool_block b);
-unsigned pool_refs(const struct pool *p, pool_block b);
 
 size_t pool_frames(const struct pool *p);
 size_t pool_free(const struct pool *p);

@@ -2,9 +2,9 @@
 
 #include <errno.h>
 #include <stdlib.h>
-#include <time.h>
 
 #include "proto/clock.h"
+#include "proto/wait.h"
 
 struct job_list {
     struct tool_job *head, **tail;
@@ -65,7 +65,6 @@ static void *tool_thread(void *arg)
 struct tools *tools_create(unsigned threads, void (*wake)(void *ctx), void *ctx,
                            struct lh_error *err)
 {
-    pthread_condattr_t monotonic;
     struct tools *t = calloc(1, sizeof *t);
 
     if (!t || !(t->threads = calloc(threads, sizeof *t->threads))) {
@@ -77,10 +76,7 @@ struct tools *tools_create(unsigned threads, void (*wake)(void *ctx), void *ctx,
     t->todo.tail = &t->todo.head;
     t->finished.tail = &t->finished.head;
     pthread_mutex_init(&t->lock, NULL);
-    pthread_condattr_init(&monotonic);
-    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
-    pthread_cond_init(&t->changed, &monotonic);
-    pthread_condattr_destroy(&monotonic);
+    pthread_cond_init(&t->changed, NULL);
     for (; t->n_threads < threads; t->n_threads++) {
         int r = pthread_create(&t->threads[t->n_threads], NULL, tool_thread, t);
         if (r) {
@@ -96,7 +92,6 @@ struct tools *tools_create(unsigned threads, void (*wake)(void *ctx), void *ctx,
 
 bool tools_stop(struct tools *t, int64_t deadline_ms)
 {
-    struct timespec until = {deadline_ms / 1000, deadline_ms % 1000 * 1000000};
     LH_LOCKED(&t->lock);
 
     t->stop = true;
@@ -104,7 +99,7 @@ bool tools_stop(struct tools *t, int64_t deadline_ms)
         push(&t->finished, j);
     pthread_cond_broadcast(&t->changed);
     while (t->alive)
-        if (pthread_cond_timedwait(&t->changed, &t->lock, &until) == ETIMEDOUT)
+        if (!lh_wait_until(&t->changed, &t->lock, deadline_ms))
             return t->alive == 0;
     return true;
 }

@@ -1,18 +1,12 @@
 #include "rollout/worker/gate.h"
 
-#include <errno.h>
-#include <time.h>
+#include "proto/wait.h"
 
 void gate_init(struct gate *g, void (*wake)(void *ctx), void *ctx)
 {
-    pthread_condattr_t monotonic;
-
     *g = (struct gate){.wake = wake, .ctx = ctx};
     pthread_mutex_init(&g->lock, NULL);
-    pthread_condattr_init(&monotonic);
-    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
-    pthread_cond_init(&g->left, &monotonic);
-    pthread_condattr_destroy(&monotonic);
+    pthread_cond_init(&g->left, NULL);
 }
 
 void gate_finish(struct gate *g)
@@ -24,14 +18,13 @@ void gate_finish(struct gate *g)
 int gate_on_revoke(void *gate, enum arbiter_phase next, int64_t deadline_ms)
 {
     struct gate *g = gate;
-    struct timespec until = {deadline_ms / 1000, deadline_ms % 1000 * 1000000};
     LH_LOCKED(&g->lock);
 
     (void)next;
     g->told = g->discarded = true;
     g->open = false;
     while (g->inside)
-        if (pthread_cond_timedwait(&g->left, &g->lock, &until) == ETIMEDOUT)
+        if (!lh_wait_until(&g->left, &g->lock, deadline_ms))
             return g->inside ? LH_DEADLINE_EXCEEDED : 0;
     return 0;
 }

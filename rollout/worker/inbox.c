@@ -4,6 +4,7 @@
 
 #include "proto/clock.h"
 #include "proto/log.h"
+#include "proto/wait.h"
 
 LH_LOG_COMPONENT("rollout");
 
@@ -11,14 +12,9 @@ enum { RECEIVE_MS = 100, AFTER_ERROR_MS = 100 };
 
 void inbox_init(struct inbox *in)
 {
-    pthread_condattr_t monotonic;
-
     *in = (struct inbox){0};
     pthread_mutex_init(&in->lock, NULL);
-    pthread_condattr_init(&monotonic);
-    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
-    pthread_cond_init(&in->rung, &monotonic);
-    pthread_condattr_destroy(&monotonic);
+    pthread_cond_init(&in->rung, NULL);
 }
 
 void inbox_ring(void *inbox)
@@ -91,11 +87,10 @@ void inbox_finish(struct inbox *in)
 void inbox_wait(struct inbox *in, int timeout_ms)
 {
     int64_t deadline = lh_now_ms() + timeout_ms;
-    struct timespec until = {deadline / 1000, deadline % 1000 * 1000000};
     LH_LOCKED(&in->lock);
 
     while (!in->ringing && !in->stop)
-        if (pthread_cond_timedwait(&in->rung, &in->lock, &until) != 0)
+        if (!lh_wait_until(&in->rung, &in->lock, deadline))
             break;
     in->ringing = false;
 }

@@ -9,6 +9,7 @@
 #include "proto/file.h"
 #include "proto/log.h"
 #include "proto/parse.h"
+#include "proto/wait.h"
 #include "trainer/intake/intake_private.h"
 
 LH_LOG_COMPONENT("intake");
@@ -218,16 +219,6 @@ static int start(struct intake *in, struct lh_error *err)
     return 0;
 }
 
-static void init_changed(pthread_cond_t *c)
-{
-    pthread_condattr_t a;
-
-    pthread_condattr_init(&a);
-    pthread_condattr_setclock(&a, CLOCK_MONOTONIC);
-    pthread_cond_init(c, &a);
-    pthread_condattr_destroy(&a);
-}
-
 struct intake *intake_create(const struct intake_options *o, struct lh_error *err)
 {
     lh_auto(intake) in = calloc(1, sizeof *in);
@@ -240,7 +231,7 @@ struct intake *intake_create(const struct intake_options *o, struct lh_error *er
     in->options.repeat_ms = default_to(o->repeat_ms, REPEAT_MS);
     in->ledger = o->ledger;
     pthread_mutex_init(&in->lock, NULL);
-    init_changed(&in->changed);
+    pthread_cond_init(&in->changed, NULL);
     in->job_id = strdup(o->job_id);
     if (!in->job_id)
         return lh_fail_errno(err, ENOMEM, "creating the intake"), NULL;
@@ -293,23 +284,11 @@ static int check_failed(const struct intake *in, struct lh_error *err)
     return in->failed.code ? lh_fail(err, in->failed.code, "%s", in->failed.message) : 0;
 }
 
-static struct timespec monotonic_after(int ms)
-{
-    struct timespec t;
-
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    t.tv_sec += ms / 1000;
-    t.tv_nsec += (long)(ms % 1000) * 1000000;
-    t.tv_sec += t.tv_nsec / 1000000000;
-    t.tv_nsec %= 1000000000;
-    return t;
-}
-
 int intake_wait(struct intake *in, const char *name, int64_t ready, int timeout_ms,
                 struct lh_error *err)
 {
-    struct timespec until = monotonic_after(timeout_ms);
-    int waited = 0;
+    int64_t deadline = lh_now_ms() + timeout_ms;
+    bool in_time = true;
 
     LH_LOCKED(&in->lock);
     for (;;) {
@@ -320,10 +299,10 @@ int intake_wait(struct intake *in, const char *name, int64_t ready, int timeout_
             return lh_fail(err, LH_NOT_FOUND, "round %s is not open", name);
         if (r->ready >= ready)
             return (int)r->ready;
-        if (waited == ETIMEDOUT)
+        if (!in_time)
             return lh_fail(err, LH_DEADLINE_EXCEEDED, "%lld of %lld groups of round %s are ready",
                            (long long)r->ready, (long long)ready, name);
-        waited = pthread_cond_timedwait(&in->changed, &in->lock, &until);
+        in_time = lh_wait_until(&in->changed, &in->lock, deadline);
     }
 }
 

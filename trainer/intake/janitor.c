@@ -6,9 +6,11 @@
 #include <string.h>
 
 #include "longhaul/sandbox/v1/sandbox.pb-c.h"
+#include "proto/clock.h"
 #include "proto/file.h"
 #include "proto/log.h"
 #include "proto/parse.h"
+#include "proto/wait.h"
 
 LH_LOG_COMPONENT("intake");
 
@@ -82,13 +84,7 @@ static int clean(struct janitor *j, const struct chore *c, struct lh_error *err)
 
 static void wait_for_work(struct janitor *j, int ms)
 {
-    struct timespec until;
-
-    clock_gettime(CLOCK_REALTIME, &until);
-    until.tv_nsec += (long)ms * 1000000;
-    until.tv_sec += until.tv_nsec / 1000000000;
-    until.tv_nsec %= 1000000000;
-    pthread_cond_timedwait(&j->changed, &j->lock, &until);
+    lh_wait_until(&j->changed, &j->lock, lh_now_ms() + ms);
 }
 
 /* A chore is repeated until agentenvd does it: dispatching on top of a sandbox that still runs
