@@ -2,194 +2,21 @@
 #include <math.h>
 #include <unistd.h>
 
-#include "ledger_fixture.h"
-#include "proto/channel.h"
+#include "fake_worker.h"
 #include "proto/clock.h"
 #include "trainer/intake/intake.h"
 
-#define BODY(x) LONGHAUL__EXPERIENCE__V1__ENVELOPE__BODY_##x
 #define SCORED  LONGHAUL__TASK__V1__VERDICT_KIND__VERDICT_SCORED
 #define INVALID LONGHAUL__TASK__V1__VERDICT_KIND__VERDICT_INVALID
 
-typedef Longhaul__Experience__V1__Envelope envelope;
-typedef Longhaul__Experience__V1__Assign assign;
-
-enum { MEMBERS = 2, WAIT_MS = 5000, RETRIES = 1 };
+enum { MEMBERS = 2, RETRIES = 1 };
 
 static char dir[] = "/tmp/trainer-intake-XXXXXX";
 static char endpoint[128], ledger_dir[128];
 static struct plan_split tasks;
 static struct ledger *ledger;
 static struct intake *intake;
-static const uint8_t version_id[16] = {7};
 static int silence_ms = 60000;
-
-/* ---- a scripted worker ---- */
-
-struct fake {
-    struct channel_worker *channel;
-    const char *name;
-    char instance[LH_ID_SIZE];
-};
-
-static struct fake fake_start(const char *name)
-{
-    struct fake f = {.name = name};
-    struct lh_error err = {0};
-
-    lh_id_new_text(f.instance);
-    const struct channel_worker_options o = {
-        .endpoint = endpoint, .name = name, .instance = f.instance, .resend_ms = 200};
-    f.channel = channel_worker_create(&o, &err);
-    cr_assert(f.channel != NULL, "%s", err.message);
-    return f;
-}
-
-static void fake_stop(struct fake *f)
-{
-    channel_worker_destroy(f->channel);
-}
-
-static void send(struct fake *f, envelope *e, const struct channel_frame *frames, size_t n,
-                 bool reliable)
-{
-    struct lh_error err = {0};
-
-    FINE(channel_worker_send(f->channel, e, frames, n, reliable, WAIT_MS, &err));
-}
-
-static void say_hello(struct fake *f, uint32_t capacity)
-{
-    envelope e = LONGHAUL__EXPERIENCE__V1__ENVELOPE__INIT;
-    Longhaul__Experience__V1__Hello h = LONGHAUL__EXPERIENCE__V1__HELLO__INIT;
-
-    h.worker = (char *)f->name;
-    h.instance = f->instance;
-    h.capacity = capacity;
-    e.body_case = BODY(HELLO);
-    e.hello = &h;
-    send(f, &e, NULL, 0, false);
-}
-
-static void say_heartbeat(struct fake *f, const char *const *ids, size_t n)
-{
-    envelope e = LONGHAUL__EXPERIENCE__V1__ENVELOPE__INIT;
-    Longhaul__Experience__V1__Heartbeat h = LONGHAUL__EXPERIENCE__V1__HEARTBEAT__INIT;
-
-    h.worker = (char *)f->name;
-    h.instance = f->instance;
-    h.trajectories = (char **)ids;
-    h.n_trajectories = n;
-    h.running = (uint32_t)n;
-    e.body_case = BODY(HEARTBEAT);
-    e.heartbeat = &h;
-    send(f, &e, NULL, 0, false);
-}
-
-/* The next message of that kind; others are passed over.  NULL after wait_ms. */
-static struct channel_message *next_within(struct fake *f, int kind, int wait_ms)
-{
-    int64_t deadline = lh_now_ms() + wait_ms;
-
-    while (lh_now_ms() < deadline) {
-        struct lh_error err = {0};
-        struct channel_message *m = channel_worker_recv(f->channel, lh_ms_left(deadline), &err);
-        if (m && (int)m->envelope->body_case == kind)
-            return m;
-        channel_message_free(m);
-    }
-    return NULL;
-}
-
-static struct channel_message *next(struct fake *f, int kind)
-{
-    struct channel_message *m = next_within(f, kind, WAIT_MS);
-
-    cr_assert(m != NULL, "%s got no message of kind %d", f->name, kind);
-    return m;
-}
-
-/* Next ASSIGN of another trajectory or attempt than those seen. */
-static struct channel_message *next_new_assign(struct fake *f, struct channel_message *const *seen,
-                                               size_t n)
-{
-    for (;;) {
-        struct channel_message *m = next(f, BODY(ASSIGN));
-        const assign *a = m->envelope->assign;
-        bool known = false;
-        for (size_t i = 0; i < n; i++)
-            known |= !strcmp(seen[i]->envelope->assign->trajectory, a->trajectory) &&
-                     seen[i]->envelope->assign->attempt == a->attempt;
-        if (!known)
-            return m;
-        channel_message_free(m);
-    }
-}
-
-static void send_segment(struct fake *f, const assign *a, uint32_t turn,
-                         const struct test_segment *t)
-{
-    envelope e = LONGHAUL__EXPERIENCE__V1__ENVELOPE__INIT;
-    Longhaul__Experience__V1__Segment s = LONGHAUL__EXPERIENCE__V1__SEGMENT__INIT;
-    Longhaul__Experience__V1__VersionSpan span = LONGHAUL__EXPERIENCE__V1__VERSION_SPAN__INIT;
-    Longhaul__Experience__V1__PolicyVersion v = LONGHAUL__EXPERIENCE__V1__POLICY_VERSION__INIT;
-    Longhaul__Experience__V1__VersionSpan *spans[] = {&span};
-    const struct channel_frame frames[] = {
-        {t->token, sizeof t->token}, {t->logprob, sizeof t->logprob}, {t->mask, sizeof t->mask}};
-
-    v.id = (ProtobufCBinaryData){16, (uint8_t *)version_id};
-    span.first = t->s.first_token;
-    span.version = &v;
-    s.trajectory = a->trajectory;
-    s.attempt = a->attempt;
-    s.turn = turn;
-    s.first_token = t->s.first_token;
-    s.tokens = TURN_TOKENS;
-    s.snapshot = (char *)"01SNAPSHOT";
-    s.versions = spans;
-    s.n_versions = 1;
-    s.temperature = 1;
-    e.body_case = BODY(SEGMENT);
-    e.segment = &s;
-    send(f, &e, frames, 3, true);
-}
-
-static void send_turn(struct fake *f, const assign *a, uint32_t turn)
-{
-    struct test_segment t;
-
-    make_segment(&t, a->trajectory, a->attempt, turn);
-    send_segment(f, a, turn, &t);
-}
-
-static void send_done(struct fake *f, const assign *a, uint32_t turns, int kind, double reward)
-{
-    envelope e = LONGHAUL__EXPERIENCE__V1__ENVELOPE__INIT;
-    Longhaul__Experience__V1__Done d = LONGHAUL__EXPERIENCE__V1__DONE__INIT;
-    Longhaul__Task__V1__Verdict v = LONGHAUL__TASK__V1__VERDICT__INIT;
-
-    v.kind = (Longhaul__Task__V1__VerdictKind)kind;
-    v.reward = reward;
-    v.passed = reward > 0;
-    v.code = (char *)"boot";
-    d.trajectory = a->trajectory;
-    d.attempt = a->attempt;
-    d.verdict = &v;
-    d.turns = turns;
-    d.tokens = turns * TURN_TOKENS;
-    e.body_case = BODY(DONE);
-    e.done = &d;
-    send(f, &e, NULL, 0, true);
-}
-
-static void wait_acked(struct fake *f)
-{
-    int64_t deadline = lh_now_ms() + WAIT_MS;
-
-    while (channel_worker_pending(f->channel) && lh_now_ms() < deadline)
-        usleep(5000);
-    cr_assert(eq(sz, channel_worker_pending(f->channel), 0), "not acknowledged");
-}
 
 /* ---- fixture ---- */
 
@@ -274,7 +101,7 @@ static void free_all(struct channel_message **m, size_t n)
 
 Test(intake, groups_are_dispatched_in_order_and_come_back_complete)
 {
-    struct fake f = fake_start("w-0");
+    struct fake f = fake_start(endpoint, "w-0");
     struct channel_message *m[4] = {0};
     struct intake_batch b;
     struct lh_error err = {0};
@@ -314,7 +141,7 @@ Test(intake, groups_are_dispatched_in_order_and_come_back_complete)
 
 Test(intake, assign_is_repeated_until_a_heartbeat_lists_it)
 {
-    struct fake f = fake_start("w-0");
+    struct fake f = fake_start(endpoint, "w-0");
     struct channel_message *m[2] = {0};
 
     raise_to(1);
@@ -353,7 +180,7 @@ static void check_resumed(const struct channel_message *m)
 
 Test(intake, I3_a_new_instance_resumes_from_the_last_committed_turn)
 {
-    struct fake f = fake_start("w-0");
+    struct fake f = fake_start(endpoint, "w-0");
     struct channel_message *m[2] = {0};
 
     raise_to(1);
@@ -362,7 +189,7 @@ Test(intake, I3_a_new_instance_resumes_from_the_last_committed_turn)
     send_turn(&f, m[0]->envelope->assign, 0);
     wait_acked(&f);
     fake_stop(&f);
-    f = fake_start("w-0");
+    f = fake_start(endpoint, "w-0");
     say_hello(&f, 8);
     struct channel_message *again = next_new_assign(&f, m, 2);
     check_resumed(again);
@@ -373,7 +200,7 @@ Test(intake, I3_a_new_instance_resumes_from_the_last_committed_turn)
 
 Test(intake, I1_a_restarted_intake_goes_on_where_the_ledger_is)
 {
-    struct fake f = fake_start("w-0");
+    struct fake f = fake_start(endpoint, "w-0");
     struct channel_message *m[2] = {0};
     struct lh_error err = {0};
 
@@ -406,7 +233,7 @@ Test(intake, I1_a_restarted_intake_goes_on_where_the_ledger_is)
 
 Test(intake, I8_invalid_verdicts_are_retried_then_the_group_is_dropped_and_replaced)
 {
-    struct fake f = fake_start("w-0");
+    struct fake f = fake_start(endpoint, "w-0");
     struct channel_message *m[6] = {0};
     struct lh_error err = {0};
     struct intake_stats stats;
@@ -443,7 +270,7 @@ Test(intake, I8_invalid_verdicts_are_retried_then_the_group_is_dropped_and_repla
 
 Test(intake, what_a_worker_no_longer_lists_is_given_out_again)
 {
-    struct fake f = fake_start("w-0");
+    struct fake f = fake_start(endpoint, "w-0");
     struct channel_message *m[2] = {0};
 
     raise_to(1);
@@ -465,7 +292,7 @@ Test(intake, what_a_worker_no_longer_lists_is_given_out_again)
 
 Test(intake, a_segment_that_contradicts_the_ledger_costs_the_attempt)
 {
-    struct fake f = fake_start("w-0");
+    struct fake f = fake_start(endpoint, "w-0");
     struct channel_message *m[2] = {0};
 
     raise_to(1);
@@ -483,7 +310,7 @@ Test(intake, a_segment_that_contradicts_the_ledger_costs_the_attempt)
 /* Stored, they would end the job in training, and again after each resume. */
 Test(intake, numbers_that_cannot_be_trained_on_cost_the_attempt)
 {
-    struct fake f = fake_start("w-0");
+    struct fake f = fake_start(endpoint, "w-0");
     struct channel_message *m[4] = {0};
     struct test_segment bad;
 
@@ -508,7 +335,7 @@ Test(intake, numbers_that_cannot_be_trained_on_cost_the_attempt)
 
 Test(intake, finished_trajectories_are_settled_as_often_as_they_are_listed)
 {
-    struct fake f = fake_start("w-0");
+    struct fake f = fake_start(endpoint, "w-0");
     struct channel_message *m[2] = {0}, *settled;
 
     raise_to(1);
@@ -535,7 +362,7 @@ static void setup_short_silence(void)
 Test(intake_silence, a_silent_worker_loses_its_work_to_another, .init = setup_short_silence,
      .fini = teardown, .timeout = 60)
 {
-    struct fake silent = fake_start("w-0"), other;
+    struct fake silent = fake_start(endpoint, "w-0"), other;
     struct channel_message *m[2] = {0};
 
     raise_to(1);
@@ -544,7 +371,7 @@ Test(intake_silence, a_silent_worker_loses_its_work_to_another, .init = setup_sh
     send_turn(&silent, m[0]->envelope->assign, 0);
     wait_acked(&silent);
     fake_stop(&silent);
-    other = fake_start("w-1");
+    other = fake_start(endpoint, "w-1");
     struct channel_message *again = NULL;
     for (int i = 0; i < 30 && !again; i++) {
         say_hello(&other, 8);
