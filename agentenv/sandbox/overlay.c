@@ -64,9 +64,13 @@ int overlay_userns(struct lh_error *err)
     return r < 0 ? r : fd;
 }
 
+/* A mount of its own only where it must be ID-mapped: each one that is closed again waits for all
+ * CPUs (an expedited grace period), and a sandbox has up to 32 sealed layers. */
 static int open_layer(const struct box_layer *l, int userns_fd, struct lh_error *err)
 {
-    lh_autoclose int fd = open_tree(AT_FDCWD, l->path, OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC);
+    lh_autoclose int fd = l->host_owned
+                              ? open_tree(AT_FDCWD, l->path, OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC)
+                              : open(l->path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     struct mount_attr a = {.attr_set = MOUNT_ATTR_IDMAP, .userns_fd = (unsigned)userns_fd};
 
     if (fd < 0)
