@@ -14,6 +14,7 @@
 #include "proto/clock.h"
 #include "proto/file.h"
 #include "proto/parse.h"
+#include "tests/bench/bench.h"
 
 extern char **environ;
 
@@ -157,6 +158,14 @@ static double get_us(struct bench *b, struct kv_client *c, const struct kv_key *
     return (double)percentile(b->took, n, 50);
 }
 
+static void report(const char *what, size_t chunk, double us, double memcpy_us)
+{
+    char name[64];
+
+    snprintf(name, sizeof name, "store: %s, %zu KiB, beside memcpy", what, chunk >> 10);
+    bench_row(name, (double)chunk / us / 1e3, (double)chunk / memcpy_us / 1e3, 0, "GB/s");
+}
+
 /* The first round meets pages that the host has yet to provide; the second is what counts. */
 static void chunks(struct bench *b, size_t chunk)
 {
@@ -171,9 +180,8 @@ static void chunks(struct bench *b, size_t chunk)
         put = put_us(b, c, chain, chunk);
         get = get_us(b, c, chain, chunk);
     }
-    printf("%5zu KiB: memcpy %5.2f GB/s, put %5.2f GB/s = %.2f of it, get %5.2f GB/s = %.2f\n",
-           chunk >> 10, (double)chunk / copy / 1e3, (double)chunk / put / 1e3, copy / put,
-           (double)chunk / get / 1e3, copy / get);
+    report("put", chunk, put, copy);
+    report("get", chunk, get, copy);
 }
 
 static void lookups(struct bench *b)
@@ -195,9 +203,10 @@ static void lookups(struct bench *b)
         must(h && kv_hit_units(h) == UNITS, &e, "lookup");
         kv_hit_destroy(h);
     }
-    printf("lookup of %d units: p50 %lld us, p99 %lld us\n", UNITS,
-           (long long)percentile(b->took, LOOKUPS, 50),
-           (long long)percentile(b->took, LOOKUPS, 99));
+    bench_row("store: lookup of 2048 units, median", (double)percentile(b->took, LOOKUPS, 50), 0, 0,
+              "us");
+    bench_row("store: lookup of 2048 units, 99 %", (double)percentile(b->took, LOOKUPS, 99), 0, 0,
+              "us");
 }
 
 int main(void)

@@ -7,6 +7,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "tests/bench/bench.h"
 #include "trainer/policy.h"
 
 enum { SQUARE = 1024, LENGTH = 100, PAGE = 16, MAX_BATCH = 32, MILLISECONDS = 700 };
@@ -60,10 +61,13 @@ static double sgemm_peak(void)
     return 2.0 * SQUARE * SQUARE * SQUARE * rounds / (double)took * 1e6;
 }
 
+/* Beside what sgemm would do if nothing but the multiplications cost time. */
 static void report(const struct bench *b, const char *what, double tokens_per_s, int operations)
 {
-    printf("%-28s %10.0f tokens/s %8.1f%% of sgemm\n", what, tokens_per_s,
-           100 * tokens_per_s * operations * b->weights / b->peak);
+    char name[64];
+
+    snprintf(name, sizeof name, "policy: %s", what);
+    bench_row(name, tokens_per_s, b->peak / (operations * b->weights), 0, "tokens/s");
 }
 
 /* Sequences that share one arena, rewound to position 0 when they are full. */
@@ -156,7 +160,7 @@ static int run(struct bench *b, struct lh_error *err)
 {
     int rc;
 
-    printf("%-28s %10.1f Gflop/s\n", "sgemm 1024, one core", b->peak / 1e9);
+    bench_row("sgemm 1024, one core", b->peak / 1e9, 0, 0, "Gflop/s");
     rc = bench_forward(b, "decode, batch 1", 1, 1, err);
     if (!rc)
         rc = bench_forward(b, "decode, batch 8", 8, 1, err);
