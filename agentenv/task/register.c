@@ -6,14 +6,15 @@
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
-#include <time.h>
 
 #include "longhaul/task/v1/service.pb-c.h"
+#include "proto/clock.h"
 #include "proto/log.h"
+#include "proto/wait.h"
 
 LH_LOG_COMPONENT("task");
 
-enum { WORKERS_DEFAULT = 4, WORKERS_MAX = 64 };
+enum { WORKERS_DEFAULT = 4, WORKERS_MAX = 64, LOOK_MS = 1000 };
 
 struct outcome {
     bool accepted, unchanged, duplicate;
@@ -96,13 +97,9 @@ static int64_t wait_for(struct registration *g, size_t k)
 {
     LH_LOCKED(&g->lock);
     while (g->n_finished <= k) {
-        struct timespec soon;
-
         if (rpc_cancelled(g->call))
             return -1;
-        clock_gettime(CLOCK_REALTIME, &soon);
-        soon.tv_sec++;
-        pthread_cond_timedwait(&g->finished, &g->lock, &soon);
+        lh_wait_until(&g->finished, &g->lock, lh_now_ms() + LOOK_MS);
     }
     return (int64_t)g->order[k];
 }
