@@ -80,17 +80,19 @@ int lh_write_all(int fd, const void *data, size_t len, struct lh_error *err)
     return 0;
 }
 
-static int sync_directory_of(const char *path, struct lh_error *err)
+int lh_sync_dir(const char *path, struct lh_error *err)
+{
+    lh_autoclose int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+
+    return fd < 0 || fsync(fd) < 0 ? lh_fail_errno(err, errno, "sync of directory %s", path) : 0;
+}
+
+int lh_sync_dir_of(const char *path, struct lh_error *err)
 {
     lh_autofree char *copy = strdup(path);
 
-    if (!copy)
-        return lh_fail_errno(err, ENOMEM, "sync of %s", path);
-    const char *dir = dirname(copy);
-    lh_autoclose int fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (fd < 0 || fsync(fd) < 0)
-        return lh_fail_errno(err, errno, "sync of directory %s", dir);
-    return 0;
+    return copy ? lh_sync_dir(dirname(copy), err)
+                : lh_fail_errno(err, ENOMEM, "sync of the directory of %s", path);
 }
 
 int lh_write_file(const char *path, const void *data, size_t len, mode_t mode, struct lh_error *err)
@@ -111,7 +113,7 @@ int lh_write_file(const char *path, const void *data, size_t len, mode_t mode, s
         unlink(tmp);
         return lh_fail_errno(err, saved, "writing %s", path);
     }
-    return sync_directory_of(path, err);
+    return lh_sync_dir_of(path, err);
 }
 
 int lh_make_dirs(const char *path, mode_t mode, struct lh_error *err)

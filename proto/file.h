@@ -22,6 +22,10 @@ int lh_write_file(const char *path, const void *data, size_t len, mode_t mode,
 /* Full write, or an error; handles short writes and EINTR. */
 int lh_write_all(int fd, const void *data, size_t len, struct lh_error *err);
 
+/* fsync of a directory, after which names made in it outlive the host; of the one a path is in. */
+int lh_sync_dir(const char *path, struct lh_error *err);
+int lh_sync_dir_of(const char *path, struct lh_error *err);
+
 /* mkdir -p. */
 int lh_make_dirs(const char *path, mode_t mode, struct lh_error *err);
 

@@ -63,16 +63,6 @@ static int sync_entry(void *ctx, const FTSENT *e, struct lh_error *err)
     return 0;
 }
 
-static int sync_parent(const char *path, struct lh_error *err)
-{
-    lh_autofree char *parent = lh_format("%s/..", path);
-    lh_autoclose int fd = parent ? open(parent, O_RDONLY | O_DIRECTORY | O_CLOEXEC) : -1;
-
-    if (fd < 0 || fsync(fd) < 0)
-        return lh_fail_errno(err, errno, "flushing the directory of %s", path);
-    return 0;
-}
-
 static int sync_all(const char *path, struct lh_error *err)
 {
     lh_autoclose int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
@@ -93,7 +83,7 @@ int layer_settle(const char *path, bool durable, uint64_t *bytes, struct lh_erro
     if (t.entries > PER_FILE)
         return sync_all(path, err);
     r = walk(path, sync_entry, NULL, err);
-    return r < 0 ? r : sync_parent(path, err);
+    return r < 0 ? r : lh_sync_dir_of(path, err);
 }
 
 /* ---- removal ---- */

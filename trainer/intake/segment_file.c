@@ -20,15 +20,6 @@ static char *path_of(const char *dir, uint32_t number)
     return lh_format("%s/%06u.seg", dir, number);
 }
 
-static int sync_directory(const char *dir, struct lh_error *err)
-{
-    lh_autoclose int fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-
-    if (fd < 0 || fsync(fd) < 0)
-        return lh_fail_errno(err, errno, "sync of %s", dir);
-    return 0;
-}
-
 static int open_file(struct segment_files *f, uint32_t number, struct lh_error *err)
 {
     lh_autofree char *path = path_of(f->dir, number);
@@ -43,7 +34,7 @@ static int open_file(struct segment_files *f, uint32_t number, struct lh_error *
     f->fd = fd;
     f->number = number;
     f->end = 0;
-    return sync_directory(f->dir, err);
+    return lh_sync_dir(f->dir, err);
 }
 
 /* A crash may leave files that no row points at: those after the last row's. */

@@ -83,15 +83,6 @@ int checkpoint_read_state(const char *job_dir, const char *name, struct checkpoi
 
 /* ---- directories ---- */
 
-static int sync_dir(const char *path, struct lh_error *err)
-{
-    lh_autoclose int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-
-    if (fd < 0 || fsync(fd) < 0)
-        return lh_fail_errno(err, errno, "sync of %s", path);
-    return 0;
-}
-
 static int only_steps(const struct dirent *e)
 {
     return !strncmp(e->d_name, "step-", 5);
@@ -209,7 +200,7 @@ static int write_content(const char *dir, const struct policy_model *model,
         r = write_moments(dir, model, a, err);
     if (r == 0)
         r = write_state(dir, s, err);
-    return r == 0 ? sync_dir(dir, err) : r;
+    return r == 0 ? lh_sync_dir(dir, err) : r;
 }
 
 int checkpoint_write(const char *job_dir, unsigned keep, const struct policy_model *model,
@@ -232,7 +223,7 @@ int checkpoint_write(const char *job_dir, unsigned keep, const struct policy_mod
         retire(parent, name);
     if (rename(tmp, final) < 0)
         return lh_fail_errno(err, errno, "naming checkpoint %s", name);
-    if (sync_dir(parent, err) < 0 || lh_write_file(latest, name, strlen(name), 0644, err) < 0)
+    if (lh_sync_dir(parent, err) < 0 || lh_write_file(latest, name, strlen(name), 0644, err) < 0)
         return lh_wrap(err, "writing checkpoint %s", name);
     keep_newest(parent, keep);
     return 0;

@@ -329,17 +329,6 @@ static int write_tensors(int fd, const struct safetensor *tensors, size_t n, str
     return rc;
 }
 
-static int sync_parent(const char *path, struct lh_error *err)
-{
-    const char *slash = strrchr(path, '/');
-    lh_autofree char *dir = slash ? strndup(path, (size_t)(slash - path) + 1) : strdup(".");
-    lh_autoclose int fd = dir ? open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC) : -1;
-
-    if (fd < 0 || fsync(fd))
-        return lh_fail_errno(err, errno, "syncing the directory of %s", path);
-    return 0;
-}
-
 int safetensors_write(const char *path, struct safetensor *tensors, size_t n, struct lh_error *err)
 {
     lh_autofree char *tmp = lh_format("%s.tmp", path);
@@ -360,5 +349,5 @@ int safetensors_write(const char *path, struct safetensor *tensors, size_t n, st
         unlink(tmp);
         return rc;
     }
-    return sync_parent(path, err);
+    return lh_sync_dir_of(path, err);
 }
