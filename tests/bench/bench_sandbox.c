@@ -180,16 +180,18 @@ static int bench_one_box(void)
     return box_destroy(b, &err) < 0 ? fail("remove", &err) : r;
 }
 
-/* With the mount points that an imported image has: a start then makes no files. */
+/* With the mount points that an imported image has: a start then makes no files.  The directory is
+ * marked as the daemon marks its own (core.c), or figures depend on what /tmp has seen before. */
 static int make_root(struct lh_error *err)
 {
     lh_autofree char *cmd = lh_format(
-        "mkdir -p %s && cd %s && mkdir -p bin proc dev/pts dev/shm tmp && chmod 1777 dev/shm tmp "
+        "chattr -f +T %s; mkdir -p %s && cd %s && mkdir -p bin proc dev/pts dev/shm tmp && chmod "
+        "1777 dev/shm tmp "
         "&& "
         "cd dev && touch null zero full random urandom tty && ln -s pts/ptmx ptmx && "
         "ln -s /proc/self/fd fd && for i in 0:in 1:out 2:err; do ln -s /proc/self/fd/${i%%:*} "
         "std${i#*:}; done && cp /bin/busybox ../bin && ln -s busybox ../bin/true",
-        root, root);
+        dir, root, root);
 
     if (!cmd || system(cmd) != 0)
         return lh_fail(err, LH_FAILED_PRECONDITION, "no root: apt-get install busybox-static");
