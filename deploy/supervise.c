@@ -1,4 +1,4 @@
-#include "deploy/supervise.h"
+#include "deploy/supervise_private.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -24,8 +24,9 @@
 LH_LOG_COMPONENT("longhaul");
 
 enum {
-    TICK_MS = 500,
+    READY_TICK_MS = 10,
     READY_MS = 20000,  /* a daemon's socket after its start */
+    START_TRIES = 7,   /* six seconds of them: a predecessor of ours may still be ending */
     GRACE_MS = 6000,   /* from SIGTERM to SIGKILL; processes promise 5 s */
     STABLE_MS = 60000, /* a life that clears the count of restarts */
     MAX_RESTARTS = 30,
@@ -80,8 +81,8 @@ static int spawn_setup(const struct supervisor *s, const char *name,
     return posix_spawn_file_actions_adddup2(actions, 1, 2);
 }
 
-static int spawn(const struct supervisor *s, const char *name, char *const argv[], pid_t *pid,
-                 struct lh_error *err)
+int supervisor_spawn(const struct supervisor *s, const char *name, char *const argv[], pid_t *pid,
+                     struct lh_error *err)
 {
     posix_spawn_file_actions_t actions;
     posix_spawnattr_t attr;
@@ -98,11 +99,13 @@ static int spawn(const struct supervisor *s, const char *name, char *const argv[
 
 static int start(struct supervisor *s, struct process *p, struct lh_error *err)
 {
-    int r = spawn(s, p->name, p->argv, &p->pid, err);
+    int r = supervisor_spawn(s, p->name, p->argv, &p->pid, err);
 
     if (r < 0)
         return r;
     p->started_ms = lh_now_ms();
+    for (struct process *w = p + 1; p == s->trainer && w < s->processes + s->n; w++)
+        w->done = false; /* a new life of the trainer has work for them */
     lh_debug("start", "process=%s pid=%d", p->name, (int)p->pid);
     return 0;
 }
@@ -135,23 +138,7 @@ static int add_and_start(struct supervisor *s, const char *name, const char *pro
     return p ? start(s, p, err) : err->code;
 }
 
-/* ---- readiness ---- */
-
-static bool accepts(const char *path)
-{
-    struct sockaddr_un a = {.sun_family = AF_UNIX};
-    static const int types[] = {SOCK_STREAM, SOCK_SEQPACKET};
-
-    snprintf(a.sun_path, sizeof a.sun_path, "%s", path);
-    for (size_t i = 0; i < LH_ARRAY_SIZE(types); i++) {
-        lh_autoclose int fd = socket(AF_UNIX, types[i] | SOCK_CLOEXEC, 0);
-        if (fd >= 0 && connect(fd, (struct sockaddr *)&a, sizeof a) == 0)
-            return true;
-    }
-    return false;
-}
-
-static int log_tail(const struct supervisor *s, const char *name, struct lh_error *err)
+int supervisor_log_tail(const struct supervisor *s, const char *name, struct lh_error *err)
 {
     lh_autofree char *path = lh_format("%s/logs/%s.log", s->dir, name);
     lh_autofclose FILE *f = path ? fopen(path, "re") : NULL;
@@ -163,25 +150,133 @@ static int log_tail(const struct supervisor *s, const char *name, struct lh_erro
     return lh_fail(err, LH_INTERNAL, "%s failed: %s (more in %s)", name, last, path ? path : "");
 }
 
+/* ---- keeping them running ---- */
+
+static void ended(struct process *p, int status)
+{
+    int64_t now = lh_now_ms(), delay = BACKOFF_MS;
+
+    p->status = status;
+    p->pid = 0;
+    p->restarts = now - p->started_ms > STABLE_MS ? 0 : p->restarts + 1;
+    for (int i = 1; i < p->restarts && delay < MAX_BACKOFF_MS; i++)
+        delay *= 2;
+    p->start_at_ms = now + (delay < MAX_BACKOFF_MS ? delay : MAX_BACKOFF_MS);
+}
+
+static void reap(struct supervisor *s)
+{
+    int status;
+    pid_t pid;
+
+    while ((pid = waitpid(-1, &status, WNOHANG)) > 0) {
+        if (s->command.pid == pid)
+            ended(&s->command, status);
+        for (size_t i = 0; i < s->n; i++) {
+            struct process *p = &s->processes[i];
+            if (p->pid != pid)
+                continue;
+            ended(p, status);
+            p->done = s->trainer && p > s->trainer &&
+                      process_exited_with(p, 0); /* told to by the trainer */
+        }
+    }
+}
+
+/* A daemon that never came up fails for a reason; once up, only its command line can be wrong. */
+static bool hopeless(const struct process *p)
+{
+    return process_exited_with(p, LH_EXIT_USAGE) || (!p->ready && process_exited_with(p, 1)) ||
+           p->restarts > (p->ready ? MAX_RESTARTS : START_TRIES);
+}
+
+static size_t n_daemons(const struct supervisor *s)
+{
+    return s->trainer ? (size_t)(s->trainer - s->processes) : s->n;
+}
+
+/* Restarts what is due.  An end that a restart cannot mend is the job's end. */
+static int restart_due(struct supervisor *s, struct lh_error *err)
+{
+    size_t n = s->ending ? n_daemons(s) : s->n;
+
+    for (size_t i = 0; i < n; i++) {
+        struct process *p = &s->processes[i];
+        if (p->pid || p->done || lh_now_ms() < p->start_at_ms)
+            continue;
+        if (hopeless(p))
+            return supervisor_log_tail(s, p->name, err);
+        lh_warn("restart", "process=%s status=0x%x restarts=%d", p->name, p->status, p->restarts);
+        int r = start(s, p, err);
+        if (r < 0)
+            return r;
+    }
+    return 0;
+}
+
+static bool asked_to_stop(struct supervisor *s)
+{
+    struct signalfd_siginfo info;
+    bool stop = false;
+
+    while (read(s->signals, &info, sizeof info) == (ssize_t)sizeof info)
+        stop |= info.ssi_signo != SIGCHLD;
+    return stop;
+}
+
+int supervisor_look_after(struct supervisor *s, int ms, struct lh_error *err)
+{
+    struct pollfd p = {s->signals, POLLIN, 0};
+
+    poll(&p, 1, ms);
+    bool stop = asked_to_stop(s);
+    reap(s);
+    if (stop && !s->ending)
+        return lh_fail(err, LH_CANCELLED, "stopped; `longhaul resume %s` goes on", s->dir);
+    return restart_due(s, err);
+}
+
+/* ---- readiness ---- */
+
+/* Is it this process, and not a predecessor that is still ending? */
+static bool served_by(const char *path, pid_t pid)
+{
+    struct sockaddr_un a = {.sun_family = AF_UNIX};
+    static const int types[] = {SOCK_STREAM, SOCK_SEQPACKET};
+
+    snprintf(a.sun_path, sizeof a.sun_path, "%s", path);
+    for (size_t i = 0; i < LH_ARRAY_SIZE(types); i++) {
+        lh_autoclose int fd = socket(AF_UNIX, types[i] | SOCK_CLOEXEC, 0);
+        struct ucred peer = {0};
+        socklen_t len = sizeof peer;
+        if (fd >= 0 && connect(fd, (struct sockaddr *)&a, sizeof a) == 0 &&
+            getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &len) == 0)
+            return peer.pid == pid;
+    }
+    return false;
+}
+
 static int wait_ready(struct supervisor *s, struct process *p, const char *socket,
                       struct lh_error *err)
 {
     lh_autofree char *path = lh_format("%s/run/%s", s->dir, socket);
     int64_t deadline = lh_now_ms() + READY_MS;
-    int status;
 
-    while (path && !accepts(path)) {
-        if (waitpid(p->pid, &status, WNOHANG) == p->pid) {
-            p->pid = 0;
-            return log_tail(s, p->name, err);
-        }
+    if (!path)
+        return lh_fail_errno(err, ENOMEM, "starting %s", p->name);
+    while (!p->pid || !served_by(path, p->pid)) {
+        int r = supervisor_look_after(s, READY_TICK_MS, err);
+        if (r < 0)
+            return r;
         if (lh_now_ms() > deadline)
             return lh_fail(err, LH_DEADLINE_EXCEEDED, "%s is not ready after %d s; see its log",
                            p->name, READY_MS / 1000);
-        usleep(10000);
     }
-    return path ? 0 : lh_fail_errno(err, ENOMEM, "starting %s", p->name);
+    p->ready = true;
+    return 0;
 }
+
+/* ---- starting ---- */
 
 int supervisor_start_daemons(struct supervisor *s, struct lh_error *err)
 {
@@ -222,6 +317,7 @@ int supervisor_start_job(struct supervisor *s, const Longhaul__Job__V1__Job *job
     s->trainer = add(s, "trainer", "longhaul-trainer", args, err);
     if (!s->trainer || start(s, s->trainer, err) < 0)
         return err->code;
+    s->trainer->ready = true;
     for (uint32_t i = 0; i < job->rollout->workers; i++) {
         snprintf(name, sizeof name, "rollout-%u", i);
         snprintf(index, sizeof index, "%u", i);
@@ -229,90 +325,33 @@ int supervisor_start_job(struct supervisor *s, const Longhaul__Job__V1__Job *job
         int r = add_and_start(s, name, "longhaul-rollout", worker, err);
         if (r < 0)
             return r;
+        s->processes[s->n - 1].ready = true;
     }
     return 0;
 }
 
-/* ---- keeping them running ---- */
-
-static void ended(struct process *p, int status)
-{
-    int64_t now = lh_now_ms(), delay = BACKOFF_MS;
-
-    p->status = status;
-    p->pid = 0;
-    p->restarts = now - p->started_ms > STABLE_MS ? 0 : p->restarts + 1;
-    for (int i = 1; i < p->restarts && delay < MAX_BACKOFF_MS; i++)
-        delay *= 2;
-    p->start_at_ms = now + (delay < MAX_BACKOFF_MS ? delay : MAX_BACKOFF_MS);
-}
-
-static void reap(struct supervisor *s)
-{
-    int status;
-    pid_t pid;
-
-    while ((pid = waitpid(-1, &status, WNOHANG)) > 0)
-        for (size_t i = 0; i < s->n; i++)
-            if (s->processes[i].pid == pid)
-                ended(&s->processes[i], status);
-}
-
-/* Restarts what is due.  An end that a restart cannot mend is the job's end. */
-static int restart_due(struct supervisor *s, struct lh_error *err)
-{
-    for (size_t i = 0; i < s->n; i++) {
-        struct process *p = &s->processes[i];
-        if (p->pid || lh_now_ms() < p->start_at_ms)
-            continue;
-        bool hopeless = WIFEXITED(p->status) && WEXITSTATUS(p->status) == LH_EXIT_USAGE;
-        if (hopeless || p->restarts > MAX_RESTARTS)
-            return log_tail(s, p->name, err);
-        lh_warn("restart", "process=%s status=0x%x restarts=%d", p->name, p->status, p->restarts);
-        int r = start(s, p, err);
-        if (r < 0)
-            return r;
-    }
-    return 0;
-}
-
-static bool asked_to_stop(struct supervisor *s)
-{
-    struct signalfd_siginfo info;
-    bool stop = false;
-
-    while (read(s->signals, &info, sizeof info) == (ssize_t)sizeof info)
-        stop |= info.ssi_signo != SIGCHLD;
-    return stop;
-}
+/* ---- until the end ---- */
 
 /* 1 = the trainer is done, 0 = go on, negative = it cannot be. */
 static int trainer_outcome(struct supervisor *s, struct lh_error *err)
 {
     const struct process *t = s->trainer;
 
-    if (t->pid || !t->started_ms || !WIFEXITED(t->status))
+    if (t->pid)
         return 0;
-    if (WEXITSTATUS(t->status) == 0)
+    if (process_exited_with(t, 0))
         return 1;
-    return WEXITSTATUS(t->status) == 1 ? log_tail(s, t->name, err) : 0;
+    return process_exited_with(t, 1) ? supervisor_log_tail(s, t->name, err) : 0;
 }
 
 int supervisor_run(struct supervisor *s, void (*tick)(void *ctx), void *ctx, struct lh_error *err)
 {
-    struct pollfd p = {s->signals, POLLIN, 0};
-
     for (;;) {
-        poll(&p, 1, TICK_MS / 10);
-        if (asked_to_stop(s))
-            return lh_fail(err, LH_CANCELLED, "stopped; `longhaul resume %s` goes on", s->dir);
-        reap(s);
         int r = trainer_outcome(s, err);
+        if (r == 0)
+            r = supervisor_look_after(s, SUPERVISE_TICK_MS, err);
         if (r)
             return r < 0 ? r : 0;
-        r = restart_due(s, err);
-        if (r < 0)
-            return r;
         tick(ctx);
     }
 }
@@ -341,53 +380,15 @@ static void end_range(struct supervisor *s, size_t first, size_t last)
 
 void supervisor_stop(struct supervisor *s)
 {
-    size_t daemons = s->trainer ? (size_t)(s->trainer - s->processes) : s->n;
+    size_t daemons = n_daemons(s);
+    bool ready = daemons > 0;
 
+    s->ending = true;
+    for (size_t i = 0; i < daemons; i++)
+        ready &= s->processes[i].ready;
     end_range(s, daemons, s->n);
     struct lh_error err;
-    if (daemons && supervisor_remove_sandboxes(s, &err) < 0)
+    if (ready && supervisor_remove_sandboxes(s, &err) < 0)
         lh_warn("stop", "%s", err.message);
     end_range(s, 0, daemons);
-}
-
-/* ---- commands ---- */
-
-static int wait_command(const struct supervisor *s, const char *name, pid_t pid, int timeout_ms,
-                        struct lh_error *err)
-{
-    int64_t deadline = lh_now_ms() + timeout_ms;
-    int status;
-
-    while (waitpid(pid, &status, WNOHANG) != pid) {
-        if (lh_now_ms() > deadline) {
-            kill(pid, SIGKILL);
-            waitpid(pid, &status, 0);
-            return lh_fail(err, LH_DEADLINE_EXCEEDED, "%s took more than %d s", name,
-                           timeout_ms / 1000);
-        }
-        usleep(2000);
-    }
-    return status ? log_tail(s, name, err) : 0;
-}
-
-int supervisor_command(struct supervisor *s, const char *name, const char *const *args,
-                       int timeout_ms, struct lh_error *err)
-{
-    lh_autofree char *path = program_path(args[0], err);
-    char *argv[SUPERVISE_ARGS] = {path};
-    pid_t pid;
-
-    if (!path)
-        return err->code;
-    for (size_t i = 1; args[i] && i < SUPERVISE_ARGS - 1; i++)
-        argv[i] = (char *)args[i];
-    int r = spawn(s, name, argv, &pid, err);
-    return r < 0 ? r : wait_command(s, name, pid, timeout_ms, err);
-}
-
-int supervisor_remove_sandboxes(struct supervisor *s, struct lh_error *err)
-{
-    static const char *const args[] = {"agentenv", "rm", "--all", NULL};
-
-    return supervisor_command(s, "remove", args, 60000, err);
 }

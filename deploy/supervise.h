@@ -24,6 +24,8 @@ struct process {
     int restarts;               /* in a row without a minute of life */
     int64_t started_ms, start_at_ms;
     int status; /* of the last end */
+    bool ready; /* it has been up once */
+    bool done;  /* a worker that the trainer has sent home */
 };
 
 struct supervisor {
@@ -31,6 +33,8 @@ struct supervisor {
     struct process processes[SUPERVISE_MAX];
     size_t n;
     struct process *trainer;
+    struct process command; /* one at a time */
+    bool ending;
     int signals; /* signalfd: SIGCHLD, SIGTERM, SIGINT */
 };
 

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """total.py RESULTS: one line for everything that ran; fails when something failed or nothing ran.
 
-A Criterion binary counts with every test it ran (its Synthesis lines), any other program as one.  A
-skipped test is named."""
+A Criterion binary counts with every test it ran (its Synthesis lines), a TAP program with every line, any
+other as one.  A skipped test is named."""
 import json
 import pathlib
 import re
@@ -18,6 +18,7 @@ for path in sorted(results.glob("*.json")):
         test = json.loads(line)
         output = re.sub(r"\x1b\[[0-9;]*m", "", test.get("stdout") or "")
         counts = SYNTHESIS.findall(output)
+        tap = re.findall(r"^(not )?ok \d", output, re.M)
         bad = test["result"] not in ("OK", "EXPECTEDFAIL", "SKIP")
         skipped += re.findall(r"SKIPPED, .*", output)
         if test["result"] == "SKIP":
@@ -25,6 +26,9 @@ for path in sorted(results.glob("*.json")):
         elif counts:
             passed += sum(int(c[1]) for c in counts)
             failed += max(sum(int(c[0]) - int(c[1]) for c in counts), 1 if bad else 0)
+        elif tap:
+            passed += tap.count("")
+            failed += max(len(tap) - tap.count(""), 1 if bad else 0)
         else:
             passed, failed = passed + (not bad), failed + bad
 for line in (results / "fuzz.out").read_text().splitlines() if (results / "fuzz.out").exists() else []:

@@ -1,4 +1,5 @@
 #include <locale.h>
+#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -6,6 +7,7 @@
 #include "agentenv/cli/verbs.h"
 #include "proto/cleanup.h"
 #include "proto/file.h"
+#include "proto/process.h"
 
 const char *argp_program_version = "agentenv " LONGHAUL_VERSION;
 
@@ -196,6 +198,8 @@ int main(int argc, char **argv)
     struct lh_error err = {0};
     int words;
 
+    if (!lh_follow_supervisor(SIGKILL)) /* of a job, where one runs us */
+        return CLI_AGAIN;
     setlocale(LC_CTYPE, "C.UTF-8");
     argp_err_exit_status = CLI_USAGE;
     program.json = !isatty(STDOUT_FILENO);

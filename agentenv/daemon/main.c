@@ -82,8 +82,8 @@ static void raise_descriptor_limit(void)
         lh_warn("descriptor limit stays", "errno=%d", errno);
 }
 
-static int serve(const struct options *o, struct box_host *host, const sigset_t *stop,
-                 struct lh_error *err)
+static int serve(const struct options *o, const char *cgroup, struct box_host *host,
+                 const sigset_t *stop, struct lh_error *err)
 {
     int sig, r = 0;
 
@@ -93,8 +93,15 @@ static int serve(const struct options *o, struct box_host *host, const sigset_t 
     struct rpc_server *server = service_start(d, o->socket, err);
     if (!server)
         return lh_wrap(err, "serving on %s", o->socket);
-    lh_info("ready", "state=%s socket=%s", o->state, o->socket);
-    sigwait(stop, &sig);
+    lh_info("ready", "state=%s socket=%s cgroup=%s", o->state, o->socket, cgroup);
+    do
+        sigwait(stop, &sig);
+    while (sig == SIGCHLD && box_host_alive(host));
+    if (sig == SIGCHLD) {
+        lh_err("the spawner is dead", "this daemon ends, the next one adopts the sandboxes");
+        _exit(LH_EXIT_TRY_AGAIN); /* at once: a call that fails for want of it would blame its
+                                     sandbox */
+    }
     lh_info("stopping", "signal=%d", sig);
     rpc_server_destroy(server, GRACE_MS);
     if (o->remove_on_exit)
@@ -116,9 +123,10 @@ static int run(const struct options *o, struct lh_error *err)
     sigemptyset(&stop);
     sigaddset(&stop, SIGTERM);
     sigaddset(&stop, SIGINT);
+    sigaddset(&stop, SIGCHLD);
     pthread_sigmask(SIG_BLOCK, &stop, NULL); /* inherited by every thread made from here on */
     signal(SIGPIPE, SIG_IGN);
-    return serve(o, host, &stop, err);
+    return serve(o, cgroup, host, &stop, err);
 }
 
 int main(int argc, char **argv)
@@ -138,5 +146,6 @@ int main(int argc, char **argv)
     if (r == 0)
         return 0;
     lh_err("failed", "%s", err.message);
-    return r == LH_UNAVAILABLE ? LH_EXIT_TRY_AGAIN : 1;
+    return r == LH_UNAVAILABLE || r == LH_ALREADY_EXISTS ? LH_EXIT_TRY_AGAIN
+                                                         : 1; /* it may be ending */
 }

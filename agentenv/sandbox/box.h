@@ -49,6 +49,8 @@ struct box_host *box_host_create(const struct box_host_options *o, struct lh_err
 /* Ends the spawner and removes the cgroup parent if it is empty.  Sandboxes run on. */
 void box_host_destroy(struct box_host *h);
 LH_DEFINE_AUTO(box_host, box_host_destroy)
+/* False when the spawner is dead: nothing can be started any more.  Its end is a SIGCHLD. */
+bool box_host_alive(const struct box_host *h);
 
 /* Kills and removes every cgroup under the parent whose sandbox id is not among keep[0..n).
  * Returns how many, or an error. */

@@ -133,6 +133,14 @@ fail_cgroups:
     return NULL;
 }
 
+bool box_host_alive(const struct box_host *h)
+{
+    siginfo_t info = {0};
+
+    return waitid(P_PID, (id_t)h->spawner_pid, &info, WEXITED | WNOHANG | WNOWAIT) == 0 &&
+           info.si_pid == 0;
+}
+
 void box_host_destroy(struct box_host *h)
 {
     if (!h)

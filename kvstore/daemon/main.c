@@ -120,9 +120,9 @@ int main(int argc, char **argv)
     argp_parse(&argp, argc, argv, 0, NULL, &dir);
     if (!lh_follow_supervisor(SIGTERM))
         return LH_EXIT_TRY_AGAIN;
-    if (run(dir, &err) < 0) {
-        lh_err("failed", "%s", err.message);
-        return EXIT_FAILURE;
-    }
-    return EXIT_SUCCESS;
+    int r = run(dir, &err);
+    if (r == 0)
+        return EXIT_SUCCESS;
+    lh_err("failed", "%s", err.message);
+    return r == LH_ALREADY_EXISTS ? LH_EXIT_TRY_AGAIN : EXIT_FAILURE; /* it may be ending */
 }

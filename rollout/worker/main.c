@@ -95,6 +95,8 @@ static int run(bool *clean, struct lh_error *err)
     if (!w)
         return err->code;
     int r = worker_run(w, err);
+    if (r == 0 && stop)
+        r = lh_fail(err, LH_UNAVAILABLE, "ended by a signal: the job is not done");
     *clean = worker_shut_down(w);
     if (!*clean)
         (void)lh_steal(&w);

@@ -119,8 +119,9 @@ int main(int argc, char **argv)
     if (!lh_follow_supervisor(SIGKILL))
         return LH_EXIT_TRY_AGAIN;
     signal(SIGPIPE, SIG_IGN);
-    if (run(&err) == 0)
+    int r = run(&err);
+    if (r == 0)
         return 0;
     lh_err("failed", "%s", err.message);
-    return 1;
+    return r == LH_ALREADY_EXISTS ? LH_EXIT_TRY_AGAIN : 1; /* it may be ending */
 }

@@ -152,7 +152,7 @@ Test(daemon, one_store_a_job_directory)
         _exit(127);
     }
     cr_assert(eq(int, waitpid(second, &status, 0), second));
-    cr_assert(eq(int, WEXITSTATUS(status), 1));
+    cr_assert(eq(int, WEXITSTATUS(status), 75));
     lh_auto(kv_client) c = client_of(&d, "a");
     cr_assert(eq(int, kv_pressure(c, &p, NULL), 0));
     cr_assert(eq(u64, p.capacity_bytes, MEMORY), "the first goes on");
