@@ -62,6 +62,8 @@ const struct job_field job_fields[] = {
     NUM("train", Train, groups, JOB_U32, 1, 4096, "16", "groups a batch"),
     NUM("train", Train, group_size, JOB_U32, 2, 256, "8", "trajectories of one prompt"),
     NUM("train", Train, learning_rate, JOB_FLOAT, 0, 1, "0.0005", "of AdamW"),
+    NUM("train", Train, learning_rate_end, JOB_FLOAT, 0, 1, "1.0",
+        "share of it left at the last step; linear between"),
     NUM("train", Train, weight_decay, JOB_FLOAT, 0, 1, "0.0", "of matrices"),
     NUM("train", Train, adam_beta1, JOB_FLOAT, 0, 0.9999, "0.9", ""),
     NUM("train", Train, adam_beta2, JOB_FLOAT, 0, 0.99999, "0.95", ""),

@@ -113,6 +113,14 @@ static int judge(const struct intake_batch *b, struct sequences *s, struct versi
     return 0;
 }
 
+/* Falls in a line to its end share: late steps are small, so the last weights are not a noisy draw. */
+static float learning_rate(const Longhaul__Job__V1__Train *c, uint64_t done)
+{
+    float at = c->steps > 1 ? (float)done / (float)(c->steps - 1) : 0;
+
+    return c->learning_rate * (1 - (1 - c->learning_rate_end) * (at < 1 ? at : 1));
+}
+
 static int learn(struct trainer *t, const struct intake_batch *b, struct sequences *s,
                  struct update_result *out, struct lh_error *err)
 {
@@ -130,7 +138,7 @@ static int learn(struct trainer *t, const struct intake_batch *b, struct sequenc
                                 .log_max = c->ratio_log_max,
                                 .tau = c->tau,
                                 .tokens = s->sampled ? (double)s->sampled : 1};
-    const struct update u = {&o, s->seq, s->n, c->learning_rate, digest};
+    const struct update u = {&o, s->seq, s->n, learning_rate(c, t->state.steps), digest};
     return trainer_update(t, &u, out, err);
 }
 
