@@ -138,16 +138,10 @@ static int clone_step(struct trainer *t, struct corpus *c, struct gradient_seque
     return 0;
 }
 
-/* Reinforcement begins with moments of its own: those of cloning are of another loss. */
-static void forget_moments(struct trainer *t)
-{
-    const size_t bytes = policy_model_floats(t->model) * sizeof(float);
-
-    memset(t->arrays.m, 0, bytes);
-    memset(t->arrays.v, 0, bytes);
-    t->state.adam_steps = 0;
-}
-
+/* Reinforcement goes on with the moments of cloning. Zeroed, the first steps would move every
+ * weight by the whole rate on a noisy gradient: at 2e-3 the reward fell from 0.70 to 0.29 within 8
+ * steps.  The second moments of cloning, of larger gradients, make those steps small instead, and
+ * fade within some 20. */
 static int clone_all(struct trainer *t, struct corpus *c, struct lh_error *err)
 {
     const Longhaul__Job__V1__WarmStart *w = t->job->warm_start;
@@ -159,8 +153,6 @@ static int clone_all(struct trainer *t, struct corpus *c, struct lh_error *err)
             r = clone_step(t, c, seq, err);
         if (r < 0)
             break;
-        if (t->state.warm_steps == w->steps)
-            forget_moments(t);
         if (t->state.warm_steps == w->steps || t->state.warm_steps % CHECKPOINT_STEPS == 0)
             r = trainer_checkpoint(t, err);
     }
