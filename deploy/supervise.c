@@ -378,6 +378,18 @@ static void end_range(struct supervisor *s, size_t first, size_t last)
     }
 }
 
+/* Those of daemons that were killed when nobody restarted them any more. */
+static void remove_sockets(const struct supervisor *s)
+{
+    static const char *const names[] = {"arbiter", "agentenv", "kv", "experience"};
+
+    for (size_t i = 0; i < LH_ARRAY_SIZE(names); i++) {
+        lh_autofree char *path = lh_format("%s/run/%s.sock", s->dir, names[i]);
+        if (path)
+            unlink(path);
+    }
+}
+
 void supervisor_stop(struct supervisor *s)
 {
     size_t daemons = n_daemons(s);
@@ -391,4 +403,6 @@ void supervisor_stop(struct supervisor *s)
     if (ready && supervisor_remove_sandboxes(s, &err) < 0)
         lh_warn("stop", "%s", err.message);
     end_range(s, 0, daemons);
+    if (ready)
+        remove_sockets(s);
 }

@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/fs.h>
+#include <poll.h>
 #include <string.h>
 #include <sys/file.h>
 #include <sys/ioctl.h>
@@ -10,7 +11,11 @@
 
 #include "agentenv/daemon/core.h"
 #include "agentenv/daemon/internal.h"
+#include "proto/clock.h"
 #include "proto/file.h"
+
+/* The spawner shares the lock and outlives a killed daemon by a moment. */
+enum { LOCK_MS = 1000, LOCK_RETRY_MS = 5 };
 #include "proto/log.h"
 
 LH_LOG_COMPONENT("agentenvd");
@@ -57,19 +62,25 @@ static int make_dirs(struct daemon *d, struct lh_error *err)
     return 0;
 }
 
-static int lock_state(struct daemon *d, struct lh_error *err)
+int daemon_lock(const char *state_dir, struct lh_error *err)
 {
-    lh_autofree char *path = lh_format("%s/lock", d->state_dir);
+    lh_autofree char *path = lh_format("%s/lock", state_dir);
+    int r = path ? lh_make_dirs(state_dir, 0700, err) : lh_fail_errno(err, ENOMEM, "%s", state_dir);
 
-    if (!path)
-        return lh_fail_errno(err, ENOMEM, "%s", d->state_dir);
-    d->lock_fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
-    if (d->lock_fd < 0)
+    if (r < 0)
+        return r;
+    lh_autoclose int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    if (fd < 0)
         return lh_fail_errno(err, errno, "opening %s", path);
-    if (flock(d->lock_fd, LOCK_EX | LOCK_NB) < 0)
-        return lh_fail(err, LH_ALREADY_EXISTS,
-                       "another agentenvd uses %s; stop it, or give another --state", d->state_dir);
-    return 0;
+    int64_t deadline = lh_now_ms() + LOCK_MS;
+    while (flock(fd, LOCK_EX | LOCK_NB) < 0) {
+        if (!lh_ms_left(deadline))
+            return lh_fail(err, LH_ALREADY_EXISTS,
+                           "another agentenvd uses %s; stop it, or give another --state",
+                           state_dir);
+        poll(NULL, 0, LOCK_RETRY_MS);
+    }
+    return lh_steal_fd(&fd);
 }
 
 static struct daemon *new_daemon(const struct daemon_hooks *hooks, struct box_host *host)
@@ -79,7 +90,7 @@ static struct daemon *new_daemon(const struct daemon_hooks *hooks, struct box_ho
 
     if (!d)
         return NULL;
-    d->lock_fd = d->epoll_fd = d->stop_fd = -1;
+    d->epoll_fd = d->stop_fd = -1;
     d->hooks = hooks;
     d->host = host;
     pthread_mutex_init(&d->lock, NULL);
@@ -97,8 +108,8 @@ static int start(struct daemon *d, const char *state_dir, struct lh_error *err)
     d->state_dir = r == 0 ? realpath(state_dir, NULL) : NULL;
     if (!d->state_dir)
         return r < 0 ? r : lh_fail_errno(err, errno, "state directory %s", state_dir);
-    if ((r = lock_state(d, err)) < 0 || (r = make_dirs(d, err)) < 0 ||
-        (r = registry_open(d, err)) < 0 || (r = monitor_start(d, err)) < 0)
+    if ((r = make_dirs(d, err)) < 0 || (r = registry_open(d, err)) < 0 ||
+        (r = monitor_start(d, err)) < 0)
         return r;
     if (d->hooks->start && (r = d->hooks->start(d, err)) < 0)
         return r;
@@ -131,7 +142,7 @@ void daemon_close(struct daemon *d)
         while (d->buckets[i])
             sandbox_forget(d, d->buckets[i]);
     db_close(d->db);
-    int fds[] = {d->epoll_fd, d->stop_fd, d->lock_fd};
+    int fds[] = {d->epoll_fd, d->stop_fd};
     for (size_t i = 0; i < LH_ARRAY_SIZE(fds); i++)
         if (fds[i] >= 0)
             close(fds[i]);

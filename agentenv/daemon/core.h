@@ -5,9 +5,13 @@
 #include "agentenv/daemon/daemon.h"
 #include "agentenv/sandbox/box.h"
 
+/* Makes state_dir this process's as long as the descriptor is open.  Before the host is created, so
+ * that its cgroup has one owner, too.  ALREADY_EXISTS when another process has it. */
+int daemon_lock(const char *state_dir, struct lh_error *err);
+
 /* Opens the registry under state_dir (created if absent), recovers, and starts the threads that
- * watch over sandboxes.  ALREADY_EXISTS when another process has the directory.  The host must have
- * been created while the process had one thread; it outlives the daemon. */
+ * watch over sandboxes.  The host must have been created while the process had one thread; it
+ * outlives the daemon. */
 struct daemon *daemon_open(const char *state_dir, const struct daemon_hooks *hooks,
                            struct box_host *host, struct lh_error *err);
 /* Sandboxes run on. */

@@ -68,7 +68,6 @@ struct watcher {
 
 struct daemon {
     char *state_dir;
-    int lock_fd;
     struct db *db;
     char *boot; /* id of this boot of the host */
     struct box_host *host;

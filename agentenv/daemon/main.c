@@ -116,6 +116,9 @@ static int run(const struct options *o, struct lh_error *err)
 
     if (!cgroup)
         return lh_wrap(err, "cgroup name");
+    lh_autoclose int lock = daemon_lock(o->state, err); /* covers the cgroup, too */
+    if (lock < 0)
+        return lh_wrap(err, "starting");
     lh_auto(box_host) host =
         box_host_create(&(struct box_host_options){.cgroup_parent = cgroup}, err);
     if (!host)
