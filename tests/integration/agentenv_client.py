@@ -23,6 +23,13 @@ class ServiceTest(lab.DaemonTest):
         self.c.close()
         super().tearDown()
 
+    def restart(self):
+        """kill -9 and a new daemon; with a new connection, as the old one may not have noticed yet."""
+        self.d.kill()
+        self.d.start()
+        self.c.close()
+        self.c = lab.Client(pb, self.d.socket)
+
     def create(self, key=None, **fields):
         fields.setdefault("image", "bb")
         return self.c.call("Create", idempotency_key=key or uuid.uuid4().hex, **fields)
@@ -89,8 +96,7 @@ class Life(ServiceTest):
         again = self.c.call("Fork", id=first.id, idempotency_key="f", count=3)
         self.assertEqual([c.id for c in fork.children], [c.id for c in again.children])
         self.assertEqual(len(self.c.call("List").sandboxes), 5)
-        self.d.kill()
-        self.d.start()
+        self.restart()
         self.assertEqual(self.create(key="k").id, first.id, "also after a restart")
         self.c.call("Remove", id=first.id)
         self.refused(grpc.StatusCode.FAILED_PRECONDITION, "Create", idempotency_key="k", image="bb")
@@ -107,8 +113,7 @@ class Life(ServiceTest):
             self.refused(grpc.StatusCode.ABORTED, method, id=box.id, attempt=1, **fields)
         self.assertEqual(self.c.sh(box.id, "true", attempt=3)[0], 0)
         self.refused(grpc.StatusCode.ABORTED, "Exec", id=box.id, attempt=2, argv=["true"])
-        self.d.kill()
-        self.d.start()
+        self.restart()
         self.refused(grpc.StatusCode.ABORTED, "Exec", id=box.id, attempt=2, argv=["true"])
         self.assertEqual(self.c.call("Show", id=box.id).attempt, 3)
 

@@ -113,7 +113,7 @@ static int judge(const struct intake_batch *b, struct sequences *s, struct versi
     return 0;
 }
 
-/* Falls in a line to its end share: late steps are small, so the last weights are not a noisy draw. */
+/* Falls in a line to its end share: late steps are small, the last weights no noisy draw. */
 static float learning_rate(const Longhaul__Job__V1__Train *c, uint64_t done)
 {
     float at = c->steps > 1 ? (float)done / (float)(c->steps - 1) : 0;
