@@ -39,6 +39,6 @@ static inline void lh_cleanup_message(void *p)
 {
     lh_message_free(*(ProtobufCMessage **)p);
 }
-#define lh_automsg(type) __attribute__((cleanup(lh_cleanup_message))) type *
+#define lh_automsg(type) __attribute__((cleanup(lh_cleanup_message), unused)) type *
 
 #endif

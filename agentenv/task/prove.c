@@ -75,6 +75,7 @@ static int prove_oracle(struct verify_subject *s, struct lh_error *err)
     if (r == 0)
         r = verify(s, &j, err);
     discard(s->d, box);
+    s->sandbox = NULL;
     if (r < 0)
         return lh_wrap(err, "oracle run");
     if (j.verdict.kind != LONGHAUL__TASK__V1__VERDICT_KIND__VERDICT_SCORED)
@@ -98,6 +99,7 @@ static int judge_nothing(struct verify_subject *s, struct judgement *j, struct l
     if (r == 0)
         r = verify(s, j, err);
     discard(s->d, box);
+    s->sandbox = NULL;
     return r;
 }
 
