@@ -89,7 +89,7 @@ def full_disk(job):
     subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={used + 64}k", "longhaul-full", ledger], check=True)
     try:
         subprocess.run(["cp", "-a", f"{kept}/.", ledger], check=True)
-        error = refused(["resume", job], "trainer failed", "full")
+        error = refused(["resume", job], "trainer failed", "free space")
         subprocess.run(["mount", "-o", "remount,size=64m", ledger], check=True)
         status, output = lab.longhaul("resume", job)
         if not error and status:

@@ -42,10 +42,10 @@ void lab_open(struct lab *l)
 {
     struct lh_error err = {0};
 
-    snprintf(l->dir, sizeof l->dir, "/tmp/sandbox-lab-XXXXXX");
+    snprintf(l->dir, sizeof l->dir, "/var/tmp/sandbox-lab-XXXXXX");
     cr_assert(mkdtemp(l->dir) != NULL);
     snprintf(l->root, sizeof l->root, "%s/root", l->dir);
-    snprintf(l->parent, sizeof l->parent, "lab-%s", l->dir + strlen("/tmp/sandbox-lab-"));
+    snprintf(l->parent, sizeof l->parent, "lab-%s", l->dir + strlen("/var/tmp/sandbox-lab-"));
     in_image(l, "cp /bin/busybox bin && for a in $(bin/busybox --list); do "
                 "[ $a = busybox ] || ln -s busybox bin/$a; done");
     in_image(l, "mkdir -p etc root work usr/share/keep && echo base > etc/base && "
