@@ -153,7 +153,7 @@ static void on_instance(struct world *w, const char *instance)
         for (size_t i = 0; i < w->n_episodes; i++) {
             struct episode *e = &w->episodes[i];
             cr_assert(not(e->last && !e->done), "killed between the last segment and DONE");
-            e->attempt += e->listed && !e->done;
+            e->attempt += !e->done; /* also one that began and was not listed yet */
             e->listed = false;
         }
     strcpy(w->instance, instance);
