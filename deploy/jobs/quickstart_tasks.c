@@ -165,8 +165,8 @@ static void make_make(struct source *s, struct draft *d)
     SAY(d->check, ONLY " && [ -d %s ]", name, name);
 }
 
-/* A number as the new name: two copies of words in one command take a small policy several times as
- * long to learn as everything else here. */
+/* A number as the new name: with two words to copy into one command this family was learnt long
+ * after all the others. */
 static void make_move(struct source *s, struct draft *d)
 {
     char name[WORD], to[WORD], number[WORD];
