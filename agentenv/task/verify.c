@@ -201,8 +201,10 @@ static int judge_in(const struct verify_subject *s, make_box *make, struct judge
     int r = make(s, &o, box, &why);
     if (r == 0)
         judge_run(s, box, j, broken);
-    else if (!is_callers(r))
+    else if (!is_callers(r)) {
         judge_conclude(j, INVALID, "verify_sandbox", "%s", why.message);
+        j->verdict.outage = r == LH_UNAVAILABLE;
+    }
     discard(s->d, box);
     if (s->call && rpc_cancelled(s->call))
         return lh_fail(err, LH_CANCELLED, "the caller is gone");
@@ -293,6 +295,6 @@ int verify_rpc(void *ctx, struct rpc_call *call, const ProtobufCMessage *request
     if (infra)
         lh_warn("verdict is invalid", "task=%s sandbox=%s code=%s message=%s", task->task->name,
                 req->id, j.code, j.message);
-    r = task_note_verdict(d, task, infra, err);
+    r = j.verdict.outage ? 0 : task_note_verdict(d, task, infra, err);
     return r < 0 ? r : reply_with(&j.verdict, reply, err);
 }

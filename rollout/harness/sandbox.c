@@ -39,6 +39,19 @@ static void pause_ms(int ms)
     nanosleep(&t, NULL);
 }
 
+/* What says nothing about the request: it ended with the daemon, or its whole time passed.  The
+ * phases of a task end earlier, by agentenvd's own clock. */
+static int as_outage(int r, int64_t deadline_ms, struct lh_error *err)
+{
+    bool unanswered = r == LH_DEADLINE_EXCEEDED && !lh_ms_left(deadline_ms);
+
+    if (r != LH_CANCELLED && !unanswered)
+        return r;
+    if (err)
+        err->code = LH_UNAVAILABLE;
+    return LH_UNAVAILABLE;
+}
+
 /* rpc_unary, again while the daemon is away. */
 static int call(struct rpc_channel *ch, const char *method, const ProtobufCMessage *request,
                 const ProtobufCMessageDescriptor *type, int timeout_ms, ProtobufCMessage **reply,
@@ -49,6 +62,7 @@ static int call(struct rpc_channel *ch, const char *method, const ProtobufCMessa
     for (;;) {
         int left = lh_ms_left(deadline);
         int r = rpc_unary(ch, method, request, type, left > 1 ? left : 1, reply, err);
+        r = as_outage(r, deadline, err);
         if (r != LH_UNAVAILABLE || lh_ms_left(deadline) < RETRY_EVERY_MS)
             return r < 0 ? lh_wrap(err, "agentenvd %s", strrchr(method, '/') + 1) : 0;
         pause_ms(RETRY_EVERY_MS);
@@ -181,6 +195,7 @@ static int run_once(struct sandbox *s, const char *action, uint32_t timeout_ms, 
 {
     const char *argv[] = {"/bin/sh", "-c", carry_shell, "sh", action};
     Longhaul__Sandbox__V1__ExecRequest req = LONGHAUL__SANDBOX__V1__EXEC_REQUEST__INIT;
+    int64_t deadline = lh_now_ms() + timeout_ms + RUN_GRACE_MS;
 
     g->out->len = g->out->produced = 0;
     g->ended = false;
@@ -190,11 +205,11 @@ static int run_once(struct sandbox *s, const char *action, uint32_t timeout_ms, 
     req.n_argv = LH_ARRAY_SIZE(argv);
     req.timeout_ms = timeout_ms;
     int r = rpc_stream(s->agentenv, SANDBOXES "Exec", &req.base,
-                       &longhaul__sandbox__v1__exec_event__descriptor,
-                       (int)timeout_ms + RUN_GRACE_MS, on_event, g, err);
+                       &longhaul__sandbox__v1__exec_event__descriptor, lh_ms_left(deadline),
+                       on_event, g, err);
     if (r == 0 && !g->ended)
         r = lh_fail(err, LH_UNAVAILABLE, "agentenvd Exec ended without an exit status");
-    return r;
+    return as_outage(r, deadline, err);
 }
 
 static bool by_the_agent(const Longhaul__Sandbox__V1__Sandbox *s)
@@ -268,13 +283,15 @@ int sandbox_commit(struct sandbox *s, uint32_t turn, int timeout_ms, struct lh_e
     int r = call(s->agentenv, SANDBOXES "TakeSnapshot", &req.base,
                  &longhaul__sandbox__v1__snapshot__descriptor, timeout_ms,
                  (ProtobufCMessage **)&snap, err);
+    if (r == LH_UNAVAILABLE)
+        return r;
     if (r < 0)
         return died_of_action(s) ? lh_fail(err, LH_FAILED_PRECONDITION, "the sandbox is dead") : r;
     snprintf(s->snapshot, sizeof s->snapshot, "%s", snap->id);
     return 0;
 }
 
-Longhaul__Task__V1__Verdict *sandbox_invalid(const char *code, const char *message)
+Longhaul__Task__V1__Verdict *sandbox_invalid(const char *code, const char *message, bool outage)
 {
     Longhaul__Task__V1__Verdict *v = malloc(sizeof *v);
 
@@ -284,6 +301,7 @@ Longhaul__Task__V1__Verdict *sandbox_invalid(const char *code, const char *messa
     v->kind = LONGHAUL__TASK__V1__VERDICT_KIND__VERDICT_INVALID;
     v->code = strdup(code);
     v->message = strdup(message);
+    v->outage = outage;
     return v;
 }
 
@@ -298,7 +316,7 @@ Longhaul__Task__V1__Verdict *sandbox_verify(struct sandbox *s, int timeout_ms, s
     if (call(s->agentenv, SANDBOXES "Verify", &req.base, &longhaul__task__v1__verdict__descriptor,
              timeout_ms, (ProtobufCMessage **)&verdict, err) == 0)
         return verdict;
-    return sandbox_invalid("verify", err->message);
+    return sandbox_invalid("verify", err->message, err->code == LH_UNAVAILABLE);
 }
 
 /* ---- leaving nothing behind ---- */

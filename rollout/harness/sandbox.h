@@ -1,9 +1,11 @@
 /* The sandbox of one trajectory, by calls to agentenvd.
  *
  * Every call has a deadline and is repeated with the same idempotency key while agentenvd is away.
- * An exec cannot be repeated blindly: when the connection breaks in the middle, nobody knows what
- * ran.  Then the sandbox is thrown away, rebuilt from the last commit point, and the action runs
- * again: history and files stay one point in time (I3).
+ * UNAVAILABLE is the code of an outage, and of nothing else: nobody was there until the deadline,
+ * or somebody was and did not answer (stopped, or drowned), or ended in the middle. An exec cannot
+ * be repeated blindly: when the connection breaks in the middle, nobody knows what ran.  Then the
+ * sandbox is thrown away, rebuilt from the last commit point, and the action runs again: history
+ * and files stay one point in time (I3).
  *
  * No process outlives an action (snapshots keep files only), so the shell's directory and exported
  * variables are carried from action to action in a file of the sandbox, SANDBOX_SHELL_STATE.  Being
@@ -71,6 +73,7 @@ void sandbox_remove(struct sandbox *s);
 Longhaul__Task__V1__RegisteredTask *sandbox_task(struct rpc_channel *agentenv, const char *name,
                                                  int timeout_ms, struct lh_error *err);
 /* "boot" and the like as a verdict: INVALID. */
-Longhaul__Task__V1__Verdict *sandbox_invalid(const char *code, const char *message);
+/* `outage`: nothing of the task failed, a daemon was away. */
+Longhaul__Task__V1__Verdict *sandbox_invalid(const char *code, const char *message, bool outage);
 
 #endif

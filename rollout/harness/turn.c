@@ -2,7 +2,8 @@
  *
  * Whose fault something is decides everything.  What the agent does (nonsense, time or memory used
  * up, its sandbox killed) is judged by the verifier.  What the machinery does is a verdict INVALID
- * with a code, which the intake retries and which never becomes a reward (I8). */
+ * with a code, which the intake retries and which never becomes a reward (I8).  And what a daemon's
+ * outage does is marked as such, because it must not use up what the task may cost in retries. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -68,21 +69,44 @@ static void report(struct trajectory *t, Longhaul__Task__V1__Verdict *verdict, F
     sandbox_remove(&t->sandbox);
 }
 
+static void give_up(struct trajectory *t, const char *code, const struct lh_error *err, bool outage)
+{
+    lh_warn("infra", "trajectory=%s attempt=%u code=%s outage=%d error=%s", t->assign->trajectory,
+            t->assign->attempt, code, outage, err->message);
+    report(t, sandbox_invalid(code, err->message, outage), FINISH(UNSPECIFIED));
+}
+
+/* agentenvd was away (sandbox.h), or it failed at what the task asked for. */
 static void end_invalid(struct trajectory *t, const char *code, const struct lh_error *err)
 {
-    lh_warn("infra", "trajectory=%s attempt=%u code=%s error=%s", t->assign->trajectory,
-            t->assign->attempt, code, err->message);
-    report(t, sandbox_invalid(code, err->message), FINISH(UNSPECIFIED));
+    give_up(t, code, err, err->code == LH_UNAVAILABLE);
+}
+
+/* Neither: the intake or this worker is in trouble. */
+static void end_by_us(struct trajectory *t, const char *code, const struct lh_error *err)
+{
+    give_up(t, code, err, true);
 }
 
 /* A phase of the agent's ran out of time and the task says it has failed by that. */
 static Longhaul__Task__V1__Verdict *timeout_verdict(const char *phase)
 {
-    Longhaul__Task__V1__Verdict *v = sandbox_invalid(phase, "out of time");
+    Longhaul__Task__V1__Verdict *v = sandbox_invalid(phase, "out of time", false);
 
     if (v)
         v->kind = VERDICT(TIMEOUT);
     return v;
+}
+
+/* Long enough for agentenvd's own clocks: it runs a verifier that breaks three times, the third
+ * time in a sandbox made from the task. */
+static int verify_ms(const struct trajectory *t)
+{
+    const Longhaul__Task__V1__Timeouts *limits = timeouts(t);
+
+    return (int)(3 * limit_ms(limits->verify, VERIFY_DEFAULT_MS) +
+                 limit_ms(limits->boot, BOOT_DEFAULT_MS) +
+                 limit_ms(limits->setup, SETUP_DEFAULT_MS) + GRACE_MS);
 }
 
 static void end_judged(struct trajectory *t, Longhaul__Task__V1__Verdict *verdict, Finish finish)
@@ -91,12 +115,11 @@ static void end_judged(struct trajectory *t, Longhaul__Task__V1__Verdict *verdic
     uint64_t seq;
 
     if (!verdict)
-        verdict = sandbox_verify(
-            &t->sandbox, (int)limit_ms(timeouts(t)->verify, VERIFY_DEFAULT_MS) + GRACE_MS, &err);
+        verdict = sandbox_verify(&t->sandbox, verify_ms(t), &err);
     if (verdict && verdict->kind != VERDICT(INVALID) &&
         report_segment(t, "", true, &seq, &err) < 0) {
         lh_message_free(&verdict->base);
-        end_invalid(t, "channel", &err);
+        end_by_us(t, "channel", &err);
         return;
     }
     report(t, verdict, finish);
@@ -321,7 +344,7 @@ static void commit(struct trajectory *t)
         return end_invalid(t, "snapshot", &err);
     if (report_segment(t, t->sandbox.snapshot, false, &seq, &err) < 0 ||
         remember_old(t, before, seq, &err) < 0)
-        end_invalid(t, "channel", &err);
+        end_by_us(t, "channel", &err);
 }
 
 static void go_on(struct trajectory *t, const struct sandbox_result *res, bool malformed)
@@ -339,7 +362,7 @@ static void go_on(struct trajectory *t, const struct sandbox_result *res, bool m
     if (finish)
         return end_judged(t, NULL, finish);
     if (observe(t, res, malformed, &err) < 0)
-        return end_invalid(t, "observation", &err);
+        return end_by_us(t, "observation", &err);
     commit(t);
 }
 
@@ -372,7 +395,7 @@ void turn_act(struct tool_job *job)
         return end_invalid(t, "demonstration", &err);
     if (layout_action(t->transcript.tokens + t->turn_first, t->transcript.n - t->turn_first, &a,
                       &err) < 0)
-        return end_invalid(t, "memory", &err);
+        return end_by_us(t, "memory", &err);
     if (a.end == ACTION_CUT)
         end_judged(t, NULL,
                    t->transcript.n >= t->budgets.context_tokens ? FINISH(CONTEXT) : FINISH(TOKENS));

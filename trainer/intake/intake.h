@@ -27,8 +27,13 @@
 struct intake;
 
 /* An infrastructure failure, for people: called under the lock, must not call back. */
-typedef void intake_infra_fn(void *ctx, const char *trajectory, uint32_t attempt, const char *code,
-                             const char *message);
+struct intake_infra {
+    const char *trajectory;
+    uint32_t attempt;
+    const char *code, *message;
+    bool outage; /* of a daemon: not counted against the trajectory */
+};
+typedef void intake_infra_fn(void *ctx, const struct intake_infra *failure);
 
 struct intake_options {
     const char *endpoint; /* ipc:///path */
@@ -125,7 +130,7 @@ struct intake_stats {
     uint32_t workers, running, waiting, in_tool, spilled;                            /* now */
     uint64_t tokens_decoded, spilled_bytes, loaded_bytes, store_lookups, store_hits; /* counters */
     uint64_t committed; /* turns and ends of trajectories, by this process */
-    uint64_t invalid, dropped, reassigned;
+    uint64_t invalid, outages, dropped, reassigned; /* invalid: counted ones */
 };
 void intake_stats(struct intake *in, struct intake_stats *out);
 /* Tells every worker to end. */

@@ -27,6 +27,7 @@ struct trajectory {
     struct worker *worker; /* NULL = waits for one */
     bool cleaning;         /* the janitor is removing what earlier attempts left */
     bool listed;           /* a heartbeat of its worker named it */
+    uint32_t outages;      /* that ended its attempts since it last came on by a turn */
     int64_t sent_ms, listed_ms;
 };
 
@@ -66,7 +67,7 @@ struct intake {
     uint64_t version_step;
     uint8_t version_id[16];
     struct intake_stats past; /* counters of instances that ended */
-    uint64_t committed, invalid, dropped, reassigned;
+    uint64_t committed, invalid, outages, dropped, reassigned;
 };
 
 /* rounds.c */

@@ -4,7 +4,11 @@
  * Three kinds of trouble are told apart.  A message of a superseded attempt changes nothing and is
  * acknowledged, so that it is not sent for ever.  A message that contradicts the ledger (wrong
  * turn, wrong length, no verdict) costs its trajectory the attempt.  A failure of the ledger itself
- * ends the job: nothing of the batch is acknowledged. */
+ * ends the job: nothing of the batch is acknowledged.
+ *
+ * An attempt that a daemon's outage ended is not held against its trajectory, which goes on from
+ * its last turn.  One that met OUTAGES_MAX of them without coming on by a turn stands where nothing
+ * works; those after are counted like any failure, so that a job ends. */
 #include <errno.h>
 #include <math.h>
 #include <stdlib.h>
@@ -15,6 +19,8 @@
 #include "trainer/intake/intake_private.h"
 
 LH_LOG_COMPONENT("intake");
+
+enum { OUTAGES_MAX = 20 }; /* each took half a minute and more */
 
 typedef Longhaul__Experience__V1__Envelope envelope;
 
@@ -42,15 +48,27 @@ static struct trajectory *current(struct intake *in, const struct worker *w, con
     return NULL;
 }
 
-static int give_up_attempt(struct intake *in, struct trajectory *t, const char *code,
-                           const char *message, struct lh_error *err)
+static int give_up_attempt(struct intake *in, struct trajectory *t, struct intake_infra *why,
+                           struct lh_error *err)
 {
-    lh_warn("invalid", "trajectory=%s attempt=%u code=%s message=%s", t->row.id, t->row.attempt,
-            code, message);
-    in->invalid++;
+    why->trajectory = t->row.id;
+    why->attempt = t->row.attempt;
+    why->outage = why->outage && t->outages < OUTAGES_MAX;
+    lh_warn("invalid", "trajectory=%s attempt=%u code=%s outage=%d message=%s", why->trajectory,
+            why->attempt, why->code, why->outage, why->message);
+    *(why->outage ? &in->outages : &in->invalid) += 1;
+    t->outages += why->outage;
     if (in->options.on_infra)
-        in->options.on_infra(in->options.ctx, t->row.id, t->row.attempt, code, message);
-    return intake_retry(in, t, true, err);
+        in->options.on_infra(in->options.ctx, why);
+    return intake_retry(in, t, !why->outage, err);
+}
+
+/* What it sent cannot be. */
+static int refuse(struct intake *in, struct trajectory *t, const char *code,
+                  const struct lh_error *why, struct lh_error *err)
+{
+    return give_up_attempt(in, t, &(struct intake_infra){.code = code, .message = why->message},
+                           err);
 }
 
 /* ---- SEGMENT ---- */
@@ -131,13 +149,14 @@ static int on_segment(struct intake *in, struct worker *w, const struct channel_
         return 0;
     int r = store_segment(in, m, &why);
     if (peer_is_wrong(r))
-        return give_up_attempt(in, t, "segment", why.message, err);
+        return refuse(in, t, "segment", &why, err);
     if (r < 0)
         return lh_fail(err, r, "%s", why.message);
     if (r == 0) {
         in->committed++;
         t->row.turns++;
         t->row.tokens += s->tokens;
+        t->outages = 0;
     }
     t->listed = true;
     t->listed_ms = lh_now_ms();
@@ -168,7 +187,7 @@ static int finish(struct intake *in, struct trajectory *t, const Longhaul__Exper
     int r = ledger_finish_trajectory(in->ledger, &row, &why);
 
     if (peer_is_wrong(r))
-        return give_up_attempt(in, t, "done", why.message, err);
+        return refuse(in, t, "done", &why, err);
     if (r < 0)
         return lh_fail(err, r, "%s", why.message);
     in->committed++;
@@ -194,9 +213,13 @@ static int on_done(struct intake *in, struct worker *w, const struct channel_mes
     if (!t)
         return 0;
     if (!is_verdict(d->verdict)) {
+        struct intake_infra why = {.code = "verdict", .message = "DONE without a verdict"};
+        if (d->verdict)
+            why = (struct intake_infra){.code = d->verdict->code,
+                                        .message = d->verdict->message,
+                                        .outage = d->verdict->outage};
         *reply = (struct reply){SAY_CANCEL, d->trajectory, d->attempt};
-        return give_up_attempt(in, t, d->verdict ? d->verdict->code : "verdict",
-                               d->verdict ? d->verdict->message : "DONE without a verdict", err);
+        return give_up_attempt(in, t, &why, err);
     }
     *reply = (struct reply){SAY_SETTLED, d->trajectory, d->attempt};
     return finish(in, t, d, err);

@@ -169,6 +169,7 @@ void intake_stats(struct intake *in, struct intake_stats *out)
     *out = in->past;
     out->committed = in->committed;
     out->invalid = in->invalid;
+    out->outages = in->outages;
     out->dropped = in->dropped;
     out->reassigned = in->reassigned;
     for (size_t i = 0; i < in->n_workers; i++) {

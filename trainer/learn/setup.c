@@ -133,14 +133,13 @@ static int load_weights(struct trainer *t, struct lh_error *err)
 
 /* ---- ledger and intake ---- */
 
-static void report_infra(void *ctx, const char *trajectory, uint32_t attempt, const char *code,
-                         const char *message)
+static void report_infra(void *ctx, const struct intake_infra *f)
 {
     struct trainer *t = ctx;
 
-    metrics_write(t->metrics,
-                  json_pack("{ss ss sI ss ss}", "kind", "infra", "trajectory", trajectory,
-                            "attempt", (json_int_t)attempt, "code", code, "message", message));
+    metrics_write(t->metrics, json_pack("{ss ss sI ss ss sb}", "kind", "infra", "trajectory",
+                                        f->trajectory, "attempt", (json_int_t)f->attempt, "code",
+                                        f->code, "message", f->message, "outage", (int)f->outage));
 }
 
 static int roll_back(struct trainer *t, struct lh_error *err)

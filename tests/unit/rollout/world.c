@@ -124,7 +124,9 @@ static void register_tasks(struct world *w)
     Longhaul__Task__V1__Oracle oracle = LONGHAUL__TASK__V1__ORACLE__INIT;
     const char *setup[] = {"mkdir sub && echo secret >sub/word"};
     const char *actions[] = {"cd sub; ls; export N=7; false", "echo $N >n; cat word >../out"};
-    Longhaul__Task__V1__Task *tasks[] = {&two, &agent};
+    Longhaul__Task__V1__Task broken = two, *tasks[] = {&two, &agent, &broken};
+    Longhaul__Task__V1__Environment bad = LONGHAUL__TASK__V1__ENVIRONMENT__INIT;
+    const char *bad_setup[] = {"echo no such thing; false"};
     struct lh_error err = {0};
     int n = 0;
 
@@ -146,16 +148,21 @@ static void register_tasks(struct world *w)
     two.verifier = &verifier;
     agent = two;
     agent.name = (char *)TASK_AGENT;
-    two.oracle = &oracle;
+    broken = two;
+    broken.name = (char *)TASK_BROKEN;
+    bad = env;
+    bad.setup = (char **)bad_setup;
+    broken.environment = &bad;
+    two.oracle = broken.oracle = &oracle;
     set.tasks = tasks;
-    set.n_tasks = 2;
+    set.n_tasks = LH_ARRAY_SIZE(tasks);
     req.set = &set;
     req.no_verify = true; /* its oracle is not run by the harness there */
     int r =
         rpc_stream(w->agentenv, "/longhaul.task.v1.Tasks/Add", &req.base,
                    &longhaul__task__v1__register_reply__descriptor, 60000, registered, &n, &err);
     cr_assert(eq(int, r, 0), "%s", err.message);
-    cr_assert(eq(int, n, 2));
+    cr_assert(eq(int, n, (int)LH_ARRAY_SIZE(tasks)));
 }
 
 /* ---- processes ---- */
@@ -178,13 +185,20 @@ static bool agentenv_answers(struct world *w)
     return false;
 }
 
-static void start_agentenv(struct world *w)
+static void spawn_agentenv(struct world *w)
 {
     lh_autofree char *state = path_of(w, "agentenv"), *socket = path_of(w, "run/agentenv.sock");
     const char *argv[] = {AGENTENVD, "--state",          state, "--socket",
                           socket,    "--remove-on-exit", NULL};
 
     w->agentenvd = spawn(argv);
+}
+
+static void start_agentenv(struct world *w)
+{
+    lh_autofree char *socket = path_of(w, "run/agentenv.sock");
+
+    spawn_agentenv(w);
     w->agentenv = rpc_channel_create(socket, NULL);
     NEEDS("sandbox", agentenv_answers(w), "agentenvd does not start");
 }
@@ -284,6 +298,12 @@ void world_kill_worker(struct world *w)
 {
     reap(w->worker, SIGKILL);
     start_worker(w);
+}
+
+void world_kill_agentenv(struct world *w)
+{
+    reap(w->agentenvd, SIGKILL);
+    spawn_agentenv(w);
 }
 
 size_t world_sandboxes(struct world *w)

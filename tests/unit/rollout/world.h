@@ -15,8 +15,9 @@
 #include "rollout/transcript.h"
 #include "trainer/policy.h"
 
-#define TASK_TWO   "test/two"   /* oracle: "cd sub; echo hi" RUN, "cat word >../out" EOS */
-#define TASK_AGENT "test/agent" /* no oracle; scores 0 */
+#define TASK_TWO    "test/two"    /* oracle: "cd sub; echo hi" RUN, "cat word >../out" EOS */
+#define TASK_AGENT  "test/agent"  /* no oracle; scores 0 */
+#define TASK_BROKEN "test/broken" /* its setup fails */
 
 enum { WORLD_EPISODES = 16 };
 
@@ -31,7 +32,7 @@ struct episode {
     struct transcript got;
     bool listed, last, done, settled;
     int64_t sent_ms;
-    uint32_t verdict, finish, infra; /* infra: INVALID verdicts */
+    uint32_t verdict, finish, infra, outages; /* infra: INVALID verdicts, outages among them */
     double reward;
     uint32_t snapshots; /* named by segments */
 };
@@ -64,6 +65,7 @@ void world_finish(struct world *w, int seconds);
 void world_forget(struct world *w); /* the episodes */
 
 void world_kill_worker(struct world *w); /* SIGKILL, then a new one */
+void world_kill_agentenv(struct world *w);
 void world_switch(struct world *w, enum arbiter_phase phase);
 /* Other weights, as the optimizer would publish them. */
 void world_publish(struct world *w, uint64_t step);

@@ -112,6 +112,7 @@ static void on_done(struct world *w, const struct channel_message *m)
     if (d->verdict->kind == LONGHAUL__TASK__V1__VERDICT_KIND__VERDICT_INVALID) {
         fprintf(stderr, "invalid: %s: %s\n", d->verdict->code, d->verdict->message);
         e->infra++;
+        e->outages += d->verdict->outage;
         e->attempt++;
         e->listed = false;
         return;

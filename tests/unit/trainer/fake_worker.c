@@ -133,24 +133,41 @@ void send_turn(struct fake *f, const assign *a, uint32_t turn)
     send_segment(f, a, turn, &t);
 }
 
-void send_done(struct fake *f, const assign *a, uint32_t turns, int kind, double reward)
+static void send_verdict(struct fake *f, const assign *a, uint32_t turns,
+                         Longhaul__Task__V1__Verdict *v)
 {
     envelope e = LONGHAUL__EXPERIENCE__V1__ENVELOPE__INIT;
     Longhaul__Experience__V1__Done d = LONGHAUL__EXPERIENCE__V1__DONE__INIT;
+
+    d.trajectory = a->trajectory;
+    d.attempt = a->attempt;
+    d.verdict = v;
+    d.turns = turns;
+    d.tokens = turns * TURN_TOKENS;
+    e.body_case = BODY(DONE);
+    e.done = &d;
+    send(f, &e, NULL, 0, true);
+}
+
+void send_done(struct fake *f, const assign *a, uint32_t turns, int kind, double reward)
+{
     Longhaul__Task__V1__Verdict v = LONGHAUL__TASK__V1__VERDICT__INIT;
 
     v.kind = (Longhaul__Task__V1__VerdictKind)kind;
     v.reward = reward;
     v.passed = reward > 0;
     v.code = (char *)"boot";
-    d.trajectory = a->trajectory;
-    d.attempt = a->attempt;
-    d.verdict = &v;
-    d.turns = turns;
-    d.tokens = turns * TURN_TOKENS;
-    e.body_case = BODY(DONE);
-    e.done = &d;
-    send(f, &e, NULL, 0, true);
+    send_verdict(f, a, turns, &v);
+}
+
+void send_outage(struct fake *f, const assign *a, uint32_t turns)
+{
+    Longhaul__Task__V1__Verdict v = LONGHAUL__TASK__V1__VERDICT__INIT;
+
+    v.kind = LONGHAUL__TASK__V1__VERDICT_KIND__VERDICT_INVALID;
+    v.code = (char *)"action";
+    v.outage = true;
+    send_verdict(f, a, turns, &v);
 }
 
 void wait_acked(struct fake *f)

@@ -34,6 +34,8 @@ struct channel_message *next_new_assign(struct fake *f, struct channel_message *
 void send_segment(struct fake *f, const assign *a, uint32_t turn, const struct test_segment *t);
 void send_turn(struct fake *f, const assign *a, uint32_t turn);
 void send_done(struct fake *f, const assign *a, uint32_t turns, int kind, double reward);
+/* INVALID because a daemon was away. */
+void send_outage(struct fake *f, const assign *a, uint32_t turns);
 void wait_acked(struct fake *f);
 
 #endif

@@ -268,6 +268,59 @@ Test(intake, I8_invalid_verdicts_are_retried_then_the_group_is_dropped_and_repla
     fake_stop(&f);
 }
 
+/* As many as the job lasts: each attempt goes on from the last turn, and no retry is used up. */
+Test(intake, I8_outages_of_daemons_are_not_held_against_a_trajectory)
+{
+    struct fake f = fake_start(endpoint, "w-0");
+    struct channel_message *m[2 + 3 * RETRIES] = {0};
+    struct intake_stats stats;
+    size_t n = 2;
+
+    raise_to(1);
+    say_hello(&f, 8);
+    collect_assigns(&f, m, 2);
+    send_turn(&f, m[0]->envelope->assign, 0);
+    send_outage(&f, m[0]->envelope->assign, 1);
+    for (; n < LH_ARRAY_SIZE(m); n++) {
+        m[n] = next_new_assign(&f, m, n);
+        const assign *a = m[n]->envelope->assign;
+        cr_assert(eq(str, a->trajectory, m[0]->envelope->assign->trajectory));
+        cr_assert(eq(u32, a->attempt, (uint32_t)n));
+        cr_assert(eq(u32, a->resume_turn, 1), "from the last turn");
+        send_outage(&f, a, 1);
+    }
+    wait_acked(&f);
+    intake_stats(intake, &stats);
+    cr_assert(eq(u64, stats.outages, 1 + 3 * RETRIES));
+    cr_assert(eq(u64, stats.invalid, 0));
+    cr_assert(eq(u64, stats.dropped, 0));
+    free_all(m, n);
+    fake_stop(&f);
+}
+
+/* Where every attempt meets an outage, nothing will ever work. */
+Test(intake, outages_without_end_are_failures)
+{
+    struct fake f = fake_start(endpoint, "w-0");
+    struct channel_message *m[64] = {0};
+    struct intake_stats stats = {0};
+    size_t n = 2;
+
+    raise_to(1);
+    say_hello(&f, 8);
+    collect_assigns(&f, m, 2);
+    send_outage(&f, m[0]->envelope->assign, 0);
+    for (; !stats.invalid; n++) {
+        cr_assert(lt(sz, n, LH_ARRAY_SIZE(m)));
+        m[n] = next_new_assign(&f, m, n);
+        send_outage(&f, m[n]->envelope->assign, 0);
+        wait_acked(&f);
+        intake_stats(intake, &stats);
+    }
+    free_all(m, n);
+    fake_stop(&f);
+}
+
 Test(intake, what_a_worker_no_longer_lists_is_given_out_again)
 {
     struct fake f = fake_start(endpoint, "w-0");
