@@ -20,7 +20,11 @@
 #include "proto/cleanup.h"
 #include "proto/error.h"
 
-enum { CHANNEL_FRAMES = 4, CHANNEL_PEER = 64 };
+enum {
+    CHANNEL_FRAMES = 4,
+    CHANNEL_PEER = 64,
+    CHANNEL_MAX_MESSAGE = 64 << 20, /* bytes of a message, envelope and frames, if not set */
+};
 
 struct channel_frame {
     const void *data;
@@ -33,6 +37,7 @@ struct channel_message {
     Longhaul__Experience__V1__Envelope *envelope;
     struct channel_frame frames[CHANNEL_FRAMES]; /* aligned to 8 bytes, owned by the message */
     size_t n_frames;
+    bool oversized; /* at the intake: it was larger than is taken, and its frames are gone */
     void *owned;
 };
 void channel_message_free(struct channel_message *m);
@@ -47,6 +52,7 @@ struct channel_worker_options {
     const char *instance; /* new id each start */
     size_t window_bytes;  /* unacknowledged bytes before channel_send waits; 0 = 16 MiB */
     int resend_ms;        /* silence before unacknowledged messages are sent again; 0 = 500 */
+    size_t max_message;   /* as the intake's; 0 = CHANNEL_MAX_MESSAGE */
 };
 
 struct channel_worker *channel_worker_create(const struct channel_worker_options *o,
@@ -57,7 +63,11 @@ LH_DEFINE_AUTO(channel_worker, channel_worker_destroy)
 /* `reliable` messages (SEGMENT, DONE) wait for window up to timeout_ms
  * (RESOURCE_EXHAUSTED after it) and are copied; others are sent once, in order with them, and
  * refused with UNAVAILABLE when 256 of them wait for a lost intake.  envelope->seq and ack are set
- * here, instance is sent but not set.  A message larger than the window goes alone. */
+ * here, instance is sent but not set.  A message larger than the window goes alone.
+ *
+ * A reliable message that the intake would never take is not accepted here either, because it would
+ * be resent for ever: OUT_OF_RANGE when it is larger than max_message, INVALID_ARGUMENT when its
+ * envelope would not be parsed (text that is not UTF-8). */
 int channel_worker_send(struct channel_worker *w, Longhaul__Experience__V1__Envelope *envelope,
                         const struct channel_frame *frames, size_t n_frames, bool reliable,
                         int timeout_ms, struct lh_error *err);
@@ -77,7 +87,9 @@ struct channel_intake *channel_intake_create(const char *endpoint, size_t max_me
 void channel_intake_destroy(struct channel_intake *in);
 LH_DEFINE_AUTO(channel_intake, channel_intake_destroy)
 
-/* Next message of any worker, in order and once per (worker, instance). */
+/* Next message of any worker, in order and once per (worker, instance).  One larger than
+ * max_message (0 = CHANNEL_MAX_MESSAGE) comes as `oversized`, so that its sender can be answered.
+ */
 struct channel_message *channel_intake_recv(struct channel_intake *in, int timeout_ms,
                                             struct lh_error *err);
 /* Everything up to and including this reliable message is durable. */

@@ -33,6 +33,10 @@ int channel_parts_set_envelope(struct channel_parts *p,
                                Longhaul__Experience__V1__Envelope *envelope, uint64_t seq,
                                uint64_t ack, const char *instance, struct lh_error *err);
 size_t channel_parts_bytes(const struct channel_parts *p);
+/* What the intake asks of a message: OUT_OF_RANGE, INVALID_ARGUMENT. */
+int channel_parts_check(const struct channel_parts *p, size_t max_bytes, struct lh_error *err);
+/* Closes the parts from `n` on. */
+void channel_parts_cut(struct channel_parts *p, size_t n);
 /* Never blocks.  0, or an errno value; `to` (a routing id) may be NULL.  The parts stay as they are
  * and share their bytes with what was sent. */
 int channel_parts_send(void *socket, const char *to, const struct channel_parts *p);

@@ -2,9 +2,11 @@
  *
  * The thread owns the ROUTER socket.  It decides which message comes next (channel_peers.c) and
  * hands it to the owner; while the owner's queue is full it does not read, and the workers' windows
- * fill. Acknowledgements are one number for each stream, so those that come close together leave as
- * one. A send is carried out by the thread while its caller waits: only the socket knows whether
- * the worker is connected. */
+ * fill. A message that is too large is handed on without its frames: silence would make its sender
+ * repeat it, and the owner can answer.  Only a part more than twice too large ends the connection,
+ * which is ZeroMQ's own protection.  Acknowledgements are one number for each stream, so those that
+ * come close together leave as one. A send is carried out by the thread while its caller waits:
+ * only the socket knows whether the worker is connected. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -17,7 +19,7 @@
 
 LH_LOG_COMPONENT("channel");
 
-enum { DEFAULT_MAX_MESSAGE = 64 << 20, IDLE_MS = 1000, RECV_BATCH = 64 };
+enum { IDLE_MS = 1000, RECV_BATCH = 64, ENVELOPE_PART = 1 };
 
 /* On the stack of the thread that waits for it. */
 struct request {
@@ -31,6 +33,7 @@ struct request {
 struct channel_intake {
     struct channel_end end;
     char instance[LH_ID_SIZE];
+    size_t max_message;
     struct channel_peers peers;
     struct request *first, **last;
     uint64_t dropped;
@@ -63,6 +66,20 @@ static void take(struct channel_intake *in, const zmq_msg_t *id, struct channel_
         owned = NULL;
 }
 
+/* Part 0 is the sender's id. */
+static struct channel_message *unpack(struct channel_intake *in, struct channel_parts *p,
+                                      struct lh_error *err)
+{
+    bool oversized = channel_parts_bytes(p) - zmq_msg_size(&p->part[0]) > in->max_message;
+
+    if (oversized)
+        channel_parts_cut(p, ENVELOPE_PART + 1);
+    struct channel_message *m = channel_message_from_parts(p, ENVELOPE_PART, err);
+    if (m)
+        m->oversized = oversized;
+    return m;
+}
+
 static void receive(struct channel_intake *in)
 {
     for (int i = 0; i < RECV_BATCH && channel_end_has_room(&in->end); i++) {
@@ -76,7 +93,7 @@ static void receive(struct channel_intake *in)
         zmq_msg_init(&id);
         if (!r) {
             zmq_msg_copy(&id, &p.part[0]);
-            m = channel_message_from_parts(&p, 1, &e);
+            m = unpack(in, &p, &e);
         }
         if (m) {
             take(in, &id, m);
@@ -140,12 +157,13 @@ static void *run(void *arg)
 static int set_up(struct channel_intake *in, const char *endpoint, size_t max_message,
                   struct lh_error *err)
 {
-    int64_t max = max_message ? (int64_t)max_message : DEFAULT_MAX_MESSAGE;
+    in->max_message = max_message ? max_message : CHANNEL_MAX_MESSAGE;
+    int64_t max_part = 2 * (int64_t)in->max_message;
     int r = channel_end_init(&in->end, ZMQ_ROUTER, err);
 
     if (r)
         return r;
-    zmq_setsockopt(in->end.socket, ZMQ_MAXMSGSIZE, &max, sizeof max);
+    zmq_setsockopt(in->end.socket, ZMQ_MAXMSGSIZE, &max_part, sizeof max_part);
     r = channel_end_set(&in->end, ZMQ_ROUTER_MANDATORY, 1, err); /* not a silent drop */
     if (!r) /* a connection that comes back takes its id over from the one that was lost */
         r = channel_end_set(&in->end, ZMQ_ROUTER_HANDOVER, 1, err);

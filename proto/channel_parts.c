@@ -14,11 +14,15 @@ struct received {
     void *aligned[CHANNEL_FRAMES];
 };
 
+void channel_parts_cut(struct channel_parts *p, size_t n)
+{
+    while (p->n > n)
+        zmq_msg_close(&p->part[--p->n]);
+}
+
 void channel_parts_finish(struct channel_parts *p)
 {
-    for (size_t i = 0; i < p->n; i++)
-        zmq_msg_close(&p->part[i]);
-    p->n = 0;
+    channel_parts_cut(p, 0);
 }
 
 static int copy_part(zmq_msg_t *part, const void *data, size_t len, struct lh_error *err)
@@ -78,6 +82,25 @@ size_t channel_parts_bytes(const struct channel_parts *p)
     for (size_t i = 0; i < p->n; i++)
         bytes += zmq_msg_size(&p->part[i]);
     return bytes;
+}
+
+static Longhaul__Experience__V1__Envelope *parse_envelope(const zmq_msg_t *part,
+                                                          struct lh_error *err)
+{
+    return (void *)lh_parse(&longhaul__experience__v1__envelope__descriptor,
+                            zmq_msg_data((zmq_msg_t *)part), zmq_msg_size(part),
+                            (struct lh_parse_limits){.heap = ENVELOPE_HEAP}, err);
+}
+
+int channel_parts_check(const struct channel_parts *p, size_t max_bytes, struct lh_error *err)
+{
+    size_t bytes = channel_parts_bytes(p);
+
+    if (bytes > max_bytes)
+        return lh_fail(err, LH_OUT_OF_RANGE, "a message of %zu bytes; the intake takes %zu", bytes,
+                       max_bytes);
+    lh_automsg(Longhaul__Experience__V1__Envelope) e = parse_envelope(&p->part[0], err);
+    return e ? 0 : lh_wrap(err, "the intake would refuse this message");
 }
 
 static int send_part(void *socket, const zmq_msg_t *part, bool more)
@@ -158,9 +181,7 @@ static int fill(struct received *r, size_t first, struct lh_error *err)
 
     if (p->n <= first || p->n - first - 1 > CHANNEL_FRAMES)
         return lh_fail(err, LH_INVALID_ARGUMENT, "a message of %zu parts", p->n);
-    r->message.envelope = (void *)lh_parse(
-        &longhaul__experience__v1__envelope__descriptor, zmq_msg_data(&p->part[first]),
-        zmq_msg_size(&p->part[first]), (struct lh_parse_limits){.heap = ENVELOPE_HEAP}, err);
+    r->message.envelope = parse_envelope(&p->part[first], err);
     if (!r->message.envelope)
         return LH_INVALID_ARGUMENT;
     for (size_t i = first + 1; i < p->n; i++) {

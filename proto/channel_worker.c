@@ -34,7 +34,7 @@ struct outgoing {
 struct channel_worker {
     struct channel_end end;
     char instance[CHANNEL_PEER], intake[CHANNEL_PEER]; /* of the intake: its instance */
-    size_t window, pending_bytes, transient;
+    size_t window, max_message, pending_bytes, transient;
     int resend_ms, silence_ms;                /* silence_ms: to wait before the next resend */
     struct outgoing *first, **last, **unsent; /* the last two point to links of the list */
     uint64_t sent_seq, acked;
@@ -221,6 +221,7 @@ struct channel_worker *channel_worker_create(const struct channel_worker_options
     w->last = w->unsent = &w->first;
     w->sync_due = true;
     w->window = o->window_bytes ? o->window_bytes : DEFAULT_WINDOW;
+    w->max_message = o->max_message ? o->max_message : CHANNEL_MAX_MESSAGE;
     w->resend_ms = w->silence_ms = o->resend_ms ? o->resend_ms : DEFAULT_RESEND_MS;
     if (set_up(w, o, err)) {
         lh_wrap(err, "channel of worker %s", o->name);
@@ -286,6 +287,8 @@ static int enqueue(struct channel_worker *w, struct outgoing *o,
         return r;
     o->seq = reliable ? w->sent_seq + 1 : 0;
     r = channel_parts_set_envelope(&o->parts, envelope, o->seq, w->acked, w->instance, err);
+    if (!r && reliable)
+        r = channel_parts_check(&o->parts, w->max_message, err);
     if (r)
         return r;
     o->bytes = channel_parts_bytes(&o->parts);

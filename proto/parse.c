@@ -11,6 +11,7 @@
 
 #include <stdbool.h>
 #include <stdlib.h>
+#include <string.h>
 
 enum {
     DEFAULT_DEPTH = 16,
@@ -98,6 +99,18 @@ bool lh_text_valid(const void *text, size_t len)
             return false;
     }
     return true;
+}
+
+void lh_text_clean(char *text)
+{
+    const uint8_t *end = (uint8_t *)text + strlen(text);
+
+    for (uint8_t *p = (uint8_t *)text; p < end;) {
+        size_t n = utf8_length(p, end);
+        if (!n)
+            *p = '?';
+        p += n ? n : 1;
+    }
 }
 
 static int check_text(struct guard *g, const uint8_t *p, const uint8_t *end)

@@ -29,6 +29,9 @@ ProtobufCMessage *lh_parse(const ProtobufCMessageDescriptor *type, const void *d
 /* UTF-8 without NUL, what every string field of a message must be. */
 bool lh_text_valid(const void *text, size_t len);
 
+/* Makes it valid: '?' for every byte that is no part of a UTF-8 sequence. */
+void lh_text_clean(char *text);
+
 /* Packs into a new buffer; NULL when memory is out. */
 uint8_t *lh_pack(const ProtobufCMessage *m, size_t *len, struct lh_error *err);
 

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "proto/file.h"
+#include "proto/parse.h"
 
 static int keep_end(void *ctx, int stream, const void *data, size_t len, struct lh_error *err)
 {
@@ -156,4 +157,5 @@ void task_describe(const struct task_result *r, char *text, size_t size)
     else
         snprintf(how, sizeof how, "exit status %d", e->status);
     snprintf(text, size, "%s, %s%s", how, r->len ? "output: " : "no output", r->output);
+    lh_text_clean(text); /* the output, and where it was cut */
 }

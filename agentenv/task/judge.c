@@ -9,6 +9,7 @@
 #include "agentenv/task/exec.h"
 #include "agentenv/task/setup.h"
 #include "proto/file.h"
+#include "proto/parse.h"
 
 enum { REWARD_FILE_MAX = 256 };
 
@@ -27,6 +28,7 @@ void judge_conclude(struct judgement *j, int kind, const char *code, const char 
     va_start(ap, fmt);
     vsnprintf(j->message, sizeof j->message, fmt, ap);
     va_end(ap);
+    lh_text_clean(j->message);
     snprintf(j->code, sizeof j->code, "%s", code);
     j->verdict.kind = kind;
     j->verdict.code = j->code;

@@ -302,6 +302,8 @@ Longhaul__Task__V1__Verdict *sandbox_invalid(const char *code, const char *messa
     v->code = strdup(code);
     v->message = strdup(message);
     v->outage = outage;
+    if (v->message)
+        lh_text_clean(v->message); /* it was cut somewhere, or quotes a command's output */
     return v;
 }
 

@@ -88,6 +88,15 @@ static void end_by_us(struct trajectory *t, const char *code, const struct lh_er
     give_up(t, code, err, true);
 }
 
+/* A segment that no intake takes, or one that did not get away. */
+static void end_unsent(struct trajectory *t, const struct lh_error *err)
+{
+    if (err->code == LH_OUT_OF_RANGE)
+        end_invalid(t, "oversized", err);
+    else
+        end_by_us(t, "channel", err);
+}
+
 /* A phase of the agent's ran out of time and the task says it has failed by that. */
 static Longhaul__Task__V1__Verdict *timeout_verdict(const char *phase)
 {
@@ -119,7 +128,7 @@ static void end_judged(struct trajectory *t, Longhaul__Task__V1__Verdict *verdic
     if (verdict && verdict->kind != VERDICT(INVALID) &&
         report_segment(t, "", true, &seq, &err) < 0) {
         lh_message_free(&verdict->base);
-        end_by_us(t, "channel", &err);
+        end_unsent(t, &err);
         return;
     }
     report(t, verdict, finish);
@@ -344,7 +353,7 @@ static void commit(struct trajectory *t)
         return end_invalid(t, "snapshot", &err);
     if (report_segment(t, t->sandbox.snapshot, false, &seq, &err) < 0 ||
         remember_old(t, before, seq, &err) < 0)
-        end_by_us(t, "channel", &err);
+        end_unsent(t, &err);
 }
 
 static void go_on(struct trajectory *t, const struct sandbox_result *res, bool malformed)

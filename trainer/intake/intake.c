@@ -16,7 +16,6 @@ LH_LOG_COMPONENT("intake");
 
 enum {
     POLL_MS = 50,
-    MAX_MESSAGE = 64 << 20,
     AGENTENV_MS = 30000,
     SILENCE_MS = 20000,
     LOST_MS = 10000,
@@ -209,7 +208,7 @@ static int start(struct intake *in, struct lh_error *err)
     int r = take_over(in, err);
     if (r < 0)
         return lh_wrap(err, "taking over from an earlier run");
-    in->channel = channel_intake_create(in->options.endpoint, MAX_MESSAGE, err);
+    in->channel = channel_intake_create(in->options.endpoint, in->options.max_message, err);
     if (!in->channel)
         return LH_UNAVAILABLE;
     r = pthread_create(&in->thread, NULL, serve, in);

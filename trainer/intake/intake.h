@@ -43,9 +43,10 @@ struct intake_options {
     uint32_t infra_retries; /* of a trajectory; then its group is dropped and replaced */
     Longhaul__Experience__V1__Budgets budgets;
     struct rpc_channel *agentenv; /* NULL: nobody owns sandboxes (tests) */
-    int silence_ms; /* a worker not heard of for so long has lost its work; 0 = 20 s */
-    int lost_ms;    /* a trajectory it listed and lists no more is lost after this; 0 = 10 s */
-    int repeat_ms;  /* ASSIGN is repeated after this; 0 = 1 s */
+    size_t max_message; /* bytes; 0 = CHANNEL_MAX_MESSAGE, which is also what workers go by */
+    int silence_ms;     /* a worker not heard of for so long has lost its work; 0 = 20 s */
+    int lost_ms;        /* a trajectory it listed and lists no more is lost after this; 0 = 10 s */
+    int repeat_ms;      /* ASSIGN is repeated after this; 0 = 1 s */
     intake_infra_fn *on_infra; /* may be NULL */
     void *ctx;
 };

@@ -100,6 +100,14 @@ static int check_values(const struct channel_message *m, uint32_t tokens, struct
     return 0;
 }
 
+static int refuse_oversized(struct intake *in, struct trajectory *t, struct lh_error *err)
+{
+    struct lh_error why;
+
+    lh_fail(&why, LH_OUT_OF_RANGE, "a message of the trajectory is larger than the intake takes");
+    return refuse(in, t, "oversized", &why, err);
+}
+
 static int store_segment(struct intake *in, const struct channel_message *m, struct lh_error *err)
 {
     const Longhaul__Experience__V1__Segment *s = m->envelope->segment;
@@ -147,6 +155,10 @@ static int on_segment(struct intake *in, struct worker *w, const struct channel_
 
     if (!t)
         return 0;
+    if (m->oversized) {
+        *reply = (struct reply){SAY_CANCEL, s->trajectory, s->attempt};
+        return refuse_oversized(in, t, err);
+    }
     int r = store_segment(in, m, &why);
     if (peer_is_wrong(r))
         return refuse(in, t, "segment", &why, err);

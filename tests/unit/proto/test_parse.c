@@ -60,6 +60,22 @@ static uint8_t *nested(size_t depth, size_t *len)
     return p;
 }
 
+Test(parse, text_is_cleaned_byte_by_byte)
+{
+    static const char *const pairs[][2] = {
+        {"", ""},
+        {"plain \xc3\xa4", "plain \xc3\xa4"},
+        {"\xff|\xc3(|\xed\xa0\x80|\xe2\x82", "?|?(|\?\?\?|\?\?"}};
+
+    for (size_t i = 0; i < LH_ARRAY_SIZE(pairs); i++) {
+        char text[64];
+        strcpy(text, pairs[i][0]);
+        lh_text_clean(text);
+        cr_assert(eq(str, text, (char *)pairs[i][1]));
+        cr_assert(lh_text_valid(text, strlen(text)));
+    }
+}
+
 Test(parse, text_must_be_utf8_without_nul)
 {
     REFUSED(EVERYTHING,

@@ -9,7 +9,7 @@
 #define SCORED  LONGHAUL__TASK__V1__VERDICT_KIND__VERDICT_SCORED
 #define INVALID LONGHAUL__TASK__V1__VERDICT_KIND__VERDICT_INVALID
 
-enum { MEMBERS = 2, RETRIES = 1 };
+enum { MEMBERS = 2, RETRIES = 1, MAX_MESSAGE = 64 << 10 };
 
 static char dir[] = "/tmp/trainer-intake-XXXXXX";
 static char endpoint[128], ledger_dir[128];
@@ -29,6 +29,7 @@ static void start_intake(void)
                                .infra_retries = RETRIES,
                                .silence_ms = silence_ms,
                                .lost_ms = 400,
+                               .max_message = MAX_MESSAGE,
                                .repeat_ms = 150,
                                .budgets = LONGHAUL__EXPERIENCE__V1__BUDGETS__INIT};
     const struct intake_round round = {.name = "train",
@@ -357,6 +358,35 @@ Test(intake, a_segment_that_contradicts_the_ledger_costs_the_attempt)
     wait_acked(&f);
     channel_message_free(again);
     free_all(m, 2);
+    fake_stop(&f);
+}
+
+/* A worker of ours does not send it; whoever does gets an answer and the job goes on. */
+Test(intake, a_segment_that_is_too_large_costs_the_attempt_and_is_answered)
+{
+    static char frame[MAX_MESSAGE + 1];
+    const struct channel_frame frames[] = {{frame, sizeof frame}};
+    struct fake f = fake_start(endpoint, "w-0");
+    struct channel_message *m[3] = {0};
+    envelope e = LONGHAUL__EXPERIENCE__V1__ENVELOPE__INIT;
+    Longhaul__Experience__V1__Segment s = LONGHAUL__EXPERIENCE__V1__SEGMENT__INIT;
+    struct lh_error err = {0};
+
+    raise_to(1);
+    say_hello(&f, 8);
+    collect_assigns(&f, m, 2);
+    s.trajectory = m[0]->envelope->assign->trajectory;
+    s.attempt = 1;
+    e.body_case = BODY(SEGMENT);
+    e.segment = &s;
+    FINE(channel_worker_send(f.channel, &e, frames, 1, true, WAIT_MS, &err));
+    struct channel_message *cancel = next(&f, BODY(CANCEL));
+    cr_assert(eq(str, cancel->envelope->cancel->trajectory, s.trajectory));
+    wait_acked(&f);
+    m[2] = next_new_assign(&f, m, 2);
+    cr_assert(eq(u32, m[2]->envelope->assign->attempt, 2));
+    channel_message_free(cancel);
+    free_all(m, 3);
     fake_stop(&f);
 }
 
