@@ -11,9 +11,17 @@ struct args {
     int min, max, n;
     char *argv[2];
     const char *retain, *key, *owner, *grace;
+    bool content;
 };
 
-enum { OPT_RETAIN = 256, OPT_KEY, OPT_OWNER, OPT_GRACE };
+enum {
+    OPT_RETAIN = 256,
+    OPT_KEY,
+    OPT_OWNER,
+    OPT_GRACE,
+    OPT_CONTENT,
+    READ_ALL_MS = 3600000, /* a call that reads the whole store */
+};
 
 static error_t parse(int key, char *arg, struct argp_state *state)
 {
@@ -31,6 +39,9 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         return 0;
     case OPT_GRACE:
         a->grace = arg;
+        return 0;
+    case OPT_CONTENT:
+        a->content = true;
         return 0;
     case ARGP_KEY_ARG:
         if (a->n == a->max)
@@ -109,12 +120,13 @@ static int snapshot_ls(struct cli *cli, int argc, char **argv, struct lh_error *
         char when[24];
         cli_time(s->created_ms, when);
         json_array_append_new(
-            rows,
-            json_pack("{s:s, s:s, s:s, s:s, s:s, s:s, s:I, s:I, s:s, s:o, s:o}", "id", s->id,
-                      "parent", s->parent, "sandbox", s->sandbox, "image", s->image, "task",
-                      s->task, "engine", s->engine, "bytes", (json_int_t)s->bytes, "created_ms",
-                      (json_int_t)s->created_ms, "created", when, "layers",
-                      strings(s->layers, s->n_layers), "owners", strings(s->owners, s->n_owners)));
+            rows, json_pack("{s:s, s:s, s:s, s:s, s:s, s:s, s:I, s:I, s:s, s:o, s:o, s:o}", "id",
+                            s->id, "parent", s->parent, "sandbox", s->sandbox, "image", s->image,
+                            "task", s->task, "engine", s->engine, "bytes", (json_int_t)s->bytes,
+                            "created_ms", (json_int_t)s->created_ms, "created", when, "layers",
+                            strings(s->layers, s->n_layers), "contents",
+                            strings(s->contents, s->n_contents), "owners",
+                            strings(s->owners, s->n_owners)));
     }
     return cli_print(cli, rows, columns, err);
 }
@@ -174,9 +186,13 @@ static int gc(struct cli *cli, int argc, char **argv, struct lh_error *err)
 
 static int audit(struct cli *cli, int argc, char **argv, struct lh_error *err)
 {
+    static const struct argp_option options[] = {
+        {"content", OPT_CONTENT, NULL, 0,
+         "Also read every layer whose content address is known, and compare", 0},
+        {0}};
     static const char *const columns[] = {"sandboxes", "snapshots", "layers",
                                           "bytes",     "problems",  NULL};
-    const struct argp argp = {NULL,
+    const struct argp argp = {options,
                               parse,
                               "",
                               "Checks that everything that exists has a record, and the reverse; "
@@ -184,13 +200,14 @@ static int audit(struct cli *cli, int argc, char **argv, struct lh_error *err)
                               NULL,
                               NULL,
                               NULL};
-    V1(Empty) req = LONGHAUL__SANDBOX__V1__EMPTY__INIT;
+    V1(AuditRequest) req = LONGHAUL__SANDBOX__V1__AUDIT_REQUEST__INIT;
     lh_automsg(V1(AuditReply)) reply = NULL;
     struct args a = {0};
 
     cli_parse(&argp, argc, argv, &a);
+    req.content = a.content;
     int r = cli_call(cli, "Audit", &req.base, &longhaul__sandbox__v1__audit_reply__descriptor,
-                     CALL_MS, (ProtobufCMessage **)&reply, err);
+                     a.content ? READ_ALL_MS : CALL_MS, (ProtobufCMessage **)&reply, err);
     if (r < 0)
         return r;
     r = cli_print(cli,

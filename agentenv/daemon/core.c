@@ -11,6 +11,7 @@
 
 #include "agentenv/daemon/core.h"
 #include "agentenv/daemon/internal.h"
+#include "agentenv/snapshot/contents.h"
 #include "proto/clock.h"
 #include "proto/file.h"
 
@@ -115,6 +116,8 @@ static int start(struct daemon *d, const char *state_dir, struct lh_error *err)
         return r;
     if ((r = recover(d, err)) < 0)
         return r;
+    if ((r = contents_start(d, err)) < 0)
+        return r;
     return janitor_start(d, err);
 }
 
@@ -137,6 +140,7 @@ void daemon_close(struct daemon *d)
     if (!d)
         return;
     janitor_stop(d);
+    contents_stop(d);
     monitor_stop(d);
     for (size_t i = 0; i < BUCKETS; i++)
         while (d->buckets[i])

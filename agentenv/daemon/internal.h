@@ -79,6 +79,7 @@ struct daemon {
     struct watcher *watchers;
 
     int epoll_fd, stop_fd;
+    struct contents *contents; /* snapshot/contents.c */
     pthread_t monitor;
     pthread_t janitor;
     pthread_cond_t janitor_wake; /* with lock */

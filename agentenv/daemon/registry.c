@@ -3,6 +3,7 @@
  *   sandbox_layers   the sealed layers below its upper directory, 0 on top
  *   keys             idempotency keys and what they were given to; outlive it (snapshot/gc.c)
  *   snapshots, snapshot_layers, snapshot_owners, layers: snapshot/
+ *   layer_contents   addresses of layers by content; goes with the layer (snapshot/contents.c)
  * A layer lives while a row of sandbox_layers or snapshot_layers names it: reference counts that
  * cannot go wrong, because they are not counted. */
 #include <errno.h>
@@ -34,6 +35,9 @@ static const char *const schema[] = {
     "CREATE INDEX IF NOT EXISTS keys_by_object ON keys(object)",
     "CREATE TABLE IF NOT EXISTS layers(id TEXT PRIMARY KEY, sealed INT NOT NULL,"
     " durable INT NOT NULL, bytes INT NOT NULL, created_ms INT NOT NULL) WITHOUT ROWID",
+    "CREATE TABLE IF NOT EXISTS layer_contents(layer TEXT PRIMARY KEY"
+    " REFERENCES layers(id) ON DELETE CASCADE, content TEXT) WITHOUT ROWID",
+    "CREATE INDEX IF NOT EXISTS layers_by_content ON layer_contents(content)",
     "CREATE INDEX IF NOT EXISTS condemned_layers ON layers(sealed) WHERE sealed=-1",
     "CREATE TABLE IF NOT EXISTS snapshots(id TEXT PRIMARY KEY, ready INT NOT NULL,"
     " durable INT NOT NULL, parent TEXT NOT NULL, sandbox TEXT NOT NULL, image TEXT NOT NULL,"

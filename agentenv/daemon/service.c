@@ -273,9 +273,8 @@ static int service_audit(void *ctx, struct rpc_call *call, const ProtobufCMessag
                          ProtobufCMessage **reply, struct lh_error *err)
 {
     (void)call;
-    (void)request;
     NEW_REPLY(AuditReply, longhaul__sandbox__v1__audit_reply__init, out);
-    return daemon_audit(ctx, out, err);
+    return daemon_audit(ctx, ((const V1(AuditRequest) *)request)->content, out, err);
 }
 
 static int service_engines(void *ctx, struct rpc_call *call, const ProtobufCMessage *request,

@@ -7,6 +7,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
+#include "agentenv/snapshot/contents.h"
 #include "agentenv/snapshot/snapshot.h"
 #include "proto/clock.h"
 #include "proto/file.h"
@@ -37,6 +38,8 @@ static int drop_expired(struct daemon *d, int64_t before_ms, struct gc_result *d
                    "s", id);
         int dropped = r == 0 ? db_changes(d->db) : 0;
         if (dropped)
+            r = layers_condemn_of(d, id, err);
+        if (r == 0 && dropped)
             r = db_run(d->db, err, "DELETE FROM snapshot_layers WHERE snapshot=?", "s", id);
         r = db_end(d->db, r, err);
         done->snapshots += (uint32_t)dropped;
@@ -160,6 +163,12 @@ static int audit_layers(struct daemon *d, struct auditing *a, struct lh_error *e
             "");
     if (r == 0)
         r = db_each(d->db, err, report_row, &m,
+                    "SELECT 'layer ' || id || ' is named by nothing' FROM layers WHERE sealed=1"
+                    " AND id NOT IN (SELECT layer FROM sandbox_layers)"
+                    " AND id NOT IN (SELECT layer FROM snapshot_layers)",
+                    "");
+    if (r == 0)
+        r = db_each(d->db, err, report_row, &m,
                     "SELECT 'sandbox ' || sandbox || ' names layer ' || layer || ', which is gone'"
                     " FROM sandbox_layers WHERE layer NOT IN (SELECT id FROM layers)",
                     "");
@@ -186,7 +195,7 @@ static int audit_sandboxes(struct daemon *d, struct auditing *a, struct lh_error
     return r;
 }
 
-int daemon_audit(struct daemon *d, V1(AuditReply) * reply, struct lh_error *err)
+int daemon_audit(struct daemon *d, bool content, V1(AuditReply) * reply, struct lh_error *err)
 {
     struct auditing a = {.reply = reply};
     int64_t snapshots = 0;
@@ -198,6 +207,8 @@ int daemon_audit(struct daemon *d, V1(AuditReply) * reply, struct lh_error *err)
         r = audit_dir(d, &a, "layers", "SELECT count(*) FROM layers WHERE id=?", err);
     if (r == 0)
         r = audit_layers(d, &a, err);
+    if (r == 0 && content)
+        r = contents_audit(d, problem, &a, err);
     if (r == 0)
         r = db_int(d->db, err, &snapshots, "SELECT count(*) FROM snapshots WHERE ready=1", "");
     reply->snapshots = (uint32_t)snapshots;

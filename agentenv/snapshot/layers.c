@@ -239,7 +239,7 @@ static int settle_pending(struct daemon *d, const struct pending *p, struct lh_e
     if (r == 0 && !known && p->init_pid)
         r = ended_live(d, p, &live, err);
     if (r == 0 && live)
-        r = snapshot_adopt_chain(d, p->sandbox, p->snapshot, err);
+        r = snapshot_adopt_chain(d, p->sandbox, p->snapshot, false, err);
     return r == 0 ? snapshot_drop(d, p->snapshot, true, err) : r;
 }
 

@@ -31,9 +31,15 @@ static int append_string(void *ctx, sqlite3_stmt *row, struct lh_error *err)
 static int read_parts(struct daemon *d, V1(Snapshot) * m, struct lh_error *err)
 {
     struct strings layers = {&m->layers, &m->n_layers}, owners = {&m->owners, &m->n_owners};
+    struct strings contents = {&m->contents, &m->n_contents};
     int r = db_each(d->db, err, append_string, &layers,
                     "SELECT layer FROM snapshot_layers WHERE snapshot=? ORDER BY pos", "s", m->id);
 
+    if (r == 0)
+        r = db_each(d->db, err, append_string, &contents,
+                    "SELECT c.content FROM snapshot_layers s LEFT JOIN layer_contents c"
+                    " ON c.layer=s.layer WHERE s.snapshot=? ORDER BY s.pos",
+                    "s", m->id);
     return r < 0 ? r
                  : db_each(d->db, err, append_string, &owners,
                            "SELECT owner FROM snapshot_owners WHERE snapshot=?", "s", m->id);

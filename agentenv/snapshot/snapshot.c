@@ -67,14 +67,16 @@ static int record(struct daemon *d, const struct sandbox *s, const struct snapsh
     return db_end(d->db, r, err);
 }
 
-int snapshot_adopt_chain(struct daemon *d, const char *sandbox, const char *snapshot,
+int snapshot_adopt_chain(struct daemon *d, const char *sandbox, const char *snapshot, bool merged,
                          struct lh_error *err)
 {
     int r = db_begin(d->db, err);
 
     if (r < 0)
         return r;
-    r = db_run(d->db, err, "DELETE FROM sandbox_layers WHERE sandbox=?", "s", sandbox);
+    r = merged ? layers_condemn_of(d, sandbox, err) : 0;
+    if (r == 0)
+        r = db_run(d->db, err, "DELETE FROM sandbox_layers WHERE sandbox=?", "s", sandbox);
     if (r == 0) /* positions from 0 on, so that the next layer finds its place on top */
         r = db_run(
             d->db, err,
@@ -149,8 +151,8 @@ static int make_ready(struct daemon *d, const struct snapshot_options *o, const 
 }
 
 /* *moved: the sandbox's upper directory has become the layer, whatever happened after. */
-static int seal(struct daemon *d, struct sandbox *s, const char *id, const char *layer, bool *moved,
-                struct lh_error *err)
+static int seal(struct daemon *d, struct sandbox *s, const char *id, const char *layer, bool merged,
+                bool *moved, struct lh_error *err)
 {
     lh_autofree char *path = layer_dir(d, layer);
     bool live = false;
@@ -159,7 +161,7 @@ static int seal(struct daemon *d, struct sandbox *s, const char *id, const char 
         return lh_fail_errno(err, ENOMEM, "layer %s", layer);
     int r = box_seal(s->box, path, &live, err);
     if (r == 0 && live)
-        r = snapshot_adopt_chain(d, s->id, id, err);
+        r = snapshot_adopt_chain(d, s->id, id, merged, err);
     s->had_layers |= live;
     *moved = r < 0 && access(path, F_OK) == 0;
     return r;
@@ -225,7 +227,7 @@ static int seal_on(struct daemon *d, struct sandbox *s, const struct snapshot_op
             r = set_box_chain(d, s, merged, err);
     }
     if (r == 0)
-        r = seal(d, s, id, layer, moved, err);
+        r = seal(d, s, id, layer, merged, moved, err);
     if (merged && !*moved) /* it was copied, and goes on above what it had; or as adopted */
         set_box_chain(d, s, NULL, NULL);
     return r;

@@ -16,8 +16,9 @@ struct snapshot_options {
     int state;                  /* shown meanwhile: SB_SNAPSHOTTING or SB_FORKING */
 };
 
-/* The chain of a sandbox becomes that of a snapshot of it which was sealed live. */
-int snapshot_adopt_chain(struct daemon *d, const char *sandbox, const char *snapshot,
+/* The chain of a sandbox becomes that of a snapshot of it which was sealed live; `merged`: which
+ * names other layers, so that those it had may be nobody's now. */
+int snapshot_adopt_chain(struct daemon *d, const char *sandbox, const char *snapshot, bool merged,
                          struct lh_error *err);
 /* Takes one of a sandbox that is held alone, RUNNING or FROZEN. */
 int snapshot_take(struct daemon *d, struct sandbox *s, const struct snapshot_options *o,
@@ -74,6 +75,7 @@ int layers_recover(struct daemon *d, struct lh_error *err);
 
 /* ---- gc.c ---- */
 int snapshot_gc(struct daemon *d, int64_t grace_ms, struct gc_result *done, struct lh_error *err);
-int daemon_audit(struct daemon *d, V1(AuditReply) * reply, struct lh_error *err);
+/* With `content` every addressed layer is read again and compared. */
+int daemon_audit(struct daemon *d, bool content, V1(AuditReply) * reply, struct lh_error *err);
 
 #endif
