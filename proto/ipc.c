@@ -95,6 +95,31 @@ int ipc_accept(int listen_fd, pid_t *pid, struct lh_error *err)
     return fd;
 }
 
+static int rest_left(const struct ipc_listener *l)
+{
+    return l->rest_until_ms ? lh_ms_left(l->rest_until_ms) : 0;
+}
+
+struct pollfd ipc_listener_poll(const struct ipc_listener *l)
+{
+    return (struct pollfd){rest_left(l) ? -1 : l->fd, POLLIN, 0}; /* poll passes over -1 */
+}
+
+int ipc_listener_timeout(const struct ipc_listener *l, int timeout_ms)
+{
+    int rest = rest_left(l);
+
+    return rest && (timeout_ms < 0 || rest < timeout_ms) ? rest : timeout_ms;
+}
+
+int ipc_listener_accept(struct ipc_listener *l, pid_t *pid, struct lh_error *err)
+{
+    int fd = ipc_accept(l->fd, pid, err);
+
+    l->rest_until_ms = fd == LH_RESOURCE_EXHAUSTED ? lh_now_ms() + IPC_REST_MS : 0;
+    return fd;
+}
+
 static int wait_for(int fd, short events, int64_t deadline, struct lh_error *err)
 {
     struct pollfd p = {.fd = fd, .events = events};

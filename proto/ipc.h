@@ -10,6 +10,7 @@
 #ifndef PROTO_IPC_H
 #define PROTO_IPC_H
 
+#include <poll.h>
 #include <protobuf-c/protobuf-c.h>
 #include <stdint.h>
 #include <sys/types.h>
@@ -23,6 +24,21 @@ int ipc_listen(const char *path, struct lh_error *err);
 /* Next client: connected fd, its pid in *pid.  Peers of other uids (root excepted) are dropped.
  * Never waits: UNAVAILABLE when nobody is there, so poll(2) the listener. */
 int ipc_accept(int listen_fd, pid_t *pid, struct lh_error *err);
+
+/* A listener in a poll loop.  When descriptors have run out, accept fails while its client goes on
+ * waiting, and poll would come back for it at once, for ever: so the listener is left out of the
+ * loop for IPC_REST_MS, and those who are connected are served meanwhile. */
+enum { IPC_REST_MS = 100 };
+struct ipc_listener {
+    int fd;
+    int64_t rest_until_ms; /* 0 = it does not rest */
+};
+/* What to poll, and for how long at most instead of timeout_ms (negative = without end). */
+struct pollfd ipc_listener_poll(const struct ipc_listener *l);
+int ipc_listener_timeout(const struct ipc_listener *l, int timeout_ms);
+/* As ipc_accept(); RESOURCE_EXHAUSTED begins a rest. */
+int ipc_listener_accept(struct ipc_listener *l, pid_t *pid, struct lh_error *err);
+
 /* Waits for the server up to timeout_ms. */
 int ipc_connect(const char *path, int timeout_ms, struct lh_error *err);
 

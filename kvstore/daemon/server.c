@@ -24,6 +24,7 @@ struct server {
     struct client *clients[KV_MAX_CLIENTS];
     struct pollfd polls[FIRST_CLIENT + KV_MAX_CLIENTS];
     unsigned n;
+    struct ipc_listener listener;
     int64_t expire_at_ms;
 };
 
@@ -55,13 +56,13 @@ static void add_client(struct server *s, int fd, pid_t pid)
     s->service->clients = s->n;
 }
 
-static void accept_clients(struct server *s, int listen_fd)
+static void accept_clients(struct server *s)
 {
     struct lh_error err;
     pid_t pid;
 
     for (;;) {
-        int fd = ipc_accept(listen_fd, &pid, &err);
+        int fd = ipc_listener_accept(&s->listener, &pid, &err);
         if (fd >= 0) {
             add_client(s, fd, pid);
             continue;
@@ -138,6 +139,8 @@ static int wait_for_requests(struct server *s, int timeout, struct lh_error *err
 {
     for (unsigned i = 0; i < s->n; i++)
         s->polls[FIRST_CLIENT + i] = (struct pollfd){.fd = s->clients[i]->fd, .events = POLLIN};
+    s->polls[LISTEN] = ipc_listener_poll(&s->listener);
+    timeout = ipc_listener_timeout(&s->listener, timeout);
     if (poll(s->polls, FIRST_CLIENT + s->n, timeout) >= 0)
         return 0;
     for (unsigned i = 0; i < FIRST_CLIENT + s->n; i++)
@@ -157,7 +160,7 @@ static int loop(struct server *s, struct lh_error *err)
             return 0;
         serve_clients(s, s->n);
         if (s->polls[LISTEN].revents)
-            accept_clients(s, s->polls[LISTEN].fd);
+            accept_clients(s);
         expire(s);
         work = kv_service_work(s->service);
     }
@@ -171,7 +174,7 @@ int kv_server_run(struct kv_service *service, int listen_fd, int stop_fd, struct
         return lh_fail_errno(err, ENOMEM, "server");
     s->service = service;
     s->polls[STOP] = (struct pollfd){.fd = stop_fd, .events = POLLIN};
-    s->polls[LISTEN] = (struct pollfd){.fd = listen_fd, .events = POLLIN};
+    s->listener.fd = listen_fd;
     int r = loop(s, err);
     while (s->n)
         remove_client(s, 0);

@@ -49,32 +49,49 @@ static void serve_client(struct client *c)
         node_drop_client(&node, c, err.message);
 }
 
-static void accept_client(int listener)
+static void accept_client(struct ipc_listener *listener)
 {
     struct lh_error err = {0};
     pid_t pid;
-    int fd = ipc_accept(listener, &pid, &err);
+    int fd = ipc_listener_accept(listener, &pid, &err);
 
     if (fd < 0 || node_add_client(&node, fd, pid, &err) < 0)
         lh_warn("accept", "%s", err.message);
 }
 
-static int serve(int listener, int signals, struct lh_error *err)
+/* The connected ones only: poll refuses a longer list than descriptors may be open. */
+static nfds_t poll_clients(struct pollfd p[NODE_CLIENTS], struct client *polled[NODE_CLIENTS])
 {
-    struct pollfd p[NODE_CLIENTS + 2] = {{listener, POLLIN, 0}, {signals, POLLIN, 0}};
+    nfds_t n = 0;
+
+    for (size_t i = 0; i < NODE_CLIENTS; i++) {
+        if (node.clients[i].fd < 0)
+            continue;
+        p[n] = (struct pollfd){node.clients[i].fd, POLLIN, 0};
+        polled[n++] = &node.clients[i];
+    }
+    return n;
+}
+
+static int serve(int listen_fd, int signals, struct lh_error *err)
+{
+    struct ipc_listener listener = {.fd = listen_fd};
+    struct pollfd p[NODE_CLIENTS + 2] = {[1] = {signals, POLLIN, 0}};
 
     for (;;) {
-        for (size_t i = 0; i < NODE_CLIENTS; i++)
-            p[i + 2] = (struct pollfd){node.clients[i].fd, POLLIN, 0};
-        if (poll(p, LH_ARRAY_SIZE(p), node_switch_timeout(&node)) < 0 && errno != EINTR)
+        int timeout = ipc_listener_timeout(&listener, node_switch_timeout(&node));
+        struct client *polled[NODE_CLIENTS];
+        p[0] = ipc_listener_poll(&listener);
+        nfds_t n = 2 + poll_clients(p + 2, polled);
+        if (poll(p, n, timeout) < 0 && errno != EINTR)
             return lh_fail_errno(err, errno, "poll");
         if (p[1].revents)
             return 0;
-        for (size_t i = 0; i < NODE_CLIENTS; i++)
-            if (p[i + 2].revents && node.clients[i].fd == p[i + 2].fd)
-                serve_client(&node.clients[i]);
+        for (nfds_t i = 2; i < n; i++)
+            if (p[i].revents && polled[i - 2]->fd == p[i].fd)
+                serve_client(polled[i - 2]);
         if (p[0].revents)
-            accept_client(listener);
+            accept_client(&listener);
         node_switch_step(&node);
     }
 }

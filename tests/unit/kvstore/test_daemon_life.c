@@ -15,6 +15,7 @@
 #include "proto/ipc.h"
 #include "proto/parse.h"
 #include "proto/process.h"
+#include "tests/starve.h"
 
 enum { AMPLE = 64 << 20 };
 
@@ -156,6 +157,26 @@ Test(daemon, one_store_a_job_directory)
     lh_auto(kv_client) c = client_of(&d, "a");
     cr_assert(eq(int, kv_pressure(c, &p, NULL), 0));
     cr_assert(eq(u64, p.capacity_bytes, MEMORY), "the first goes on");
+    daemon_stop(&d);
+}
+
+Test(daemon, without_descriptors_it_serves_whom_it_has, .timeout = 60)
+{
+    struct daemon d;
+    struct kv_pressure p;
+    struct lh_error e = {0};
+
+    daemon_start(&d, MEMORY, MEMORY);
+    lh_auto(kv_client) c = client_of(&d, "a");
+    cr_assert(eq(int, kv_pressure(c, &p, &e), 0), "%s", e.message);
+    struct rlimit before = starve(d.pid);
+    lh_autoclose int fd = ipc_connect(d.socket, 1000, &e);
+    cr_assert(ge(int, fd, 0), "it waits to be accepted");
+    must_not_spin(d.pid);
+    cr_assert(eq(int, kv_pressure(c, &p, &e), 0), "%s", e.message);
+    feed(d.pid, before);
+    lh_auto(kv_client) late = client_of(&d, "b");
+    cr_assert(eq(int, kv_pressure(late, &p, &e), 0), "%s", e.message);
     daemon_stop(&d);
 }
 

@@ -14,6 +14,7 @@
 #include "proto/file.h"
 #include "proto/ipc.h"
 #include "proto/parse.h"
+#include "tests/starve.h"
 
 /* A listener with one connected pair, in a directory of its own. */
 struct pair {
@@ -224,4 +225,28 @@ Test(ipc, other_files_and_long_paths_are_left_alone)
     cr_assert(eq(int, ipc_listen(longer, &e), LH_INVALID_ARGUMENT));
     cr_assert(eq(int, ipc_connect(longer, 10, &e), LH_INVALID_ARGUMENT));
     cr_assert(eq(int, lh_remove_tree(dir, &e), 0));
+}
+
+Test(ipc, a_listener_rests_when_descriptors_have_run_out)
+{
+    struct lh_error e = {0};
+    struct pair p;
+    pid_t pid = 0;
+
+    pair_open(&p);
+    lh_autoclose int second = ipc_connect(p.path, 1000, &e);
+    struct ipc_listener l = {.fd = p.listener};
+    struct rlimit before = starve(0);
+    int r = ipc_listener_accept(&l, &pid, &e);
+    feed(0, before);
+    cr_assert(eq(int, r, LH_RESOURCE_EXHAUSTED), "%s", e.message);
+    cr_assert(lt(int, ipc_listener_poll(&l).fd, 0), "out of the loop");
+    cr_assert(le(int, ipc_listener_timeout(&l, -1), IPC_REST_MS));
+    cr_assert(eq(int, ipc_listener_timeout(&l, 3), 3));
+    usleep(IPC_REST_MS * 1000 + 1000);
+    cr_assert(eq(int, ipc_listener_poll(&l).fd, p.listener));
+    cr_assert(eq(int, ipc_listener_timeout(&l, -1), -1));
+    lh_autoclose int fd = ipc_listener_accept(&l, &pid, &e);
+    cr_assert(ge(int, fd, 0), "who waited is served: %s", e.message);
+    pair_close(&p);
 }

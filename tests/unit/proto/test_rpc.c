@@ -18,6 +18,7 @@
 #include "proto/file.h"
 #include "proto/parse.h"
 #include "test.pb-c.h"
+#include "tests/starve.h"
 
 #define ECHO  "/longhaul.test.v1.Echo/Echo"
 #define COUNT "/longhaul.test.v1.Echo/Count"
@@ -444,6 +445,24 @@ static pid_t spawn_server(void)
     cr_assert(program != NULL, "ECHO_SERVER is not set: run me through meson");
     cr_assert(eq(int, posix_spawn(&pid, program, NULL, NULL, argv, environ), 0));
     return pid;
+}
+
+Test(rpc, without_descriptors_it_serves_whom_it_has)
+{
+    struct lh_error e = {0};
+    pid_t server = spawn_server();
+    lh_auto(rpc_channel) first = channel();
+
+    cr_assert(eq(int, ping(first, 5000, &e), server), "%s", e.message);
+    struct rlimit before = starve(server);
+    lh_auto(rpc_channel) second = channel();
+    cr_assert(lt(int, ping(second, 300, &e), 0));
+    must_not_spin(server);
+    cr_assert(eq(int, ping(first, 5000, &e), server), "%s", e.message);
+    feed(server, before);
+    cr_assert(eq(int, ping(second, 5000, &e), server), "%s", e.message);
+    kill(server, SIGTERM);
+    cr_assert(eq(int, waitpid(server, NULL, 0), server));
 }
 
 Test(rpc, channel_survives_kill_and_restart)

@@ -17,6 +17,7 @@
 #include "proto/file.h"
 #include "proto/ipc.h"
 #include "proto/parse.h"
+#include "tests/starve.h"
 
 extern char **environ;
 
@@ -292,6 +293,25 @@ Test(arbiter, refusals_name_the_reason)
            arbiter_declare(worker, "w", LONGHAUL__ARBITER__V1__CLASS__CLASS_WEIGHTS, 4096,
                            ARBITER_ALL_PHASES, LONGHAUL__ARBITER__V1__PARK__PARK_KEEP, &p, &err),
            LH_PERMISSION_DENIED));
+}
+
+Test(arbiter, without_descriptors_it_serves_whom_it_has)
+{
+    struct lh_error err = {0};
+    lh_auto(arbiter) trainer = connect_as("trainer-0", true);
+
+    switch_to(trainer, ARBITER_ROLLOUT);
+    struct rlimit before = starve(daemon_pid);
+    lh_autoclose int fd = ipc_connect(socket_path, 1000, &err);
+    cr_assert(ge(int, fd, 0), "it waits to be accepted");
+    must_not_spin(daemon_pid);
+    int r = arbiter_switch_phase(trainer, ARBITER_TRAIN, 1000, NULL, &err);
+    cr_assert(eq(int, r, LH_RESOURCE_EXHAUSTED), "an answer, though it cannot be recorded: %s",
+              err.message);
+    feed(daemon_pid, before);
+    switch_to(trainer, ARBITER_TRAIN);
+    lh_auto(arbiter) late = connect_as("rollout-0", false);
+    switch_to(trainer, ARBITER_ROLLOUT);
 }
 
 Test(arbiter, garbage_costs_only_the_connection)
