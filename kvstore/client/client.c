@@ -213,20 +213,32 @@ int kv_use_root(struct kv_client *c, const struct kv_key *root, uint64_t policy_
     return r < 0 ? lh_wrap(err, "opening a root of step %llu", (unsigned long long)policy_step) : 0;
 }
 
+static int post_locked(struct kv_client *c, const Request *q, const struct kv_visit *visit,
+                       int64_t deadline_ms, struct lh_error *err)
+{
+    if (visit->generation != c->generation || c->link.fd < 0)
+        return 0; /* what it would release has ended with its connection */
+    return kv_link_post(&c->link, q, deadline_ms, err);
+}
+
 void kv_client_release(struct kv_client *c, struct kv_visit *visit, uint64_t id, bool corrupt)
 {
     Longhaul__Kv__V1__ReleaseRequest release = LONGHAUL__KV__V1__RELEASE_REQUEST__INIT;
     Request q = LONGHAUL__KV__V1__REQUEST__INIT;
+    int64_t deadline = kv_client_deadline(c);
     struct lh_error err;
 
     release.lease = id;
     release.corrupt = corrupt;
     q.body_case = LONGHAUL__KV__V1__REQUEST__BODY_RELEASE;
     q.release = &release;
-    Reply *r = kv_client_call(c, &q, visit, kv_client_deadline(c), &err);
-    if (!r && err.code != LH_UNAVAILABLE)
+    int r = lock_until(c, deadline, &err);
+    if (r == 0) {
+        r = post_locked(c, &q, visit, deadline, &err);
+        pthread_mutex_unlock(&c->lock);
+    }
+    if (r < 0 && r != LH_UNAVAILABLE)
         lh_warn("release", "%s", err.message);
-    lh_message_free(r ? &r->base : NULL);
 }
 
 int kv_pressure(struct kv_client *c, struct kv_pressure *out, struct lh_error *err)

@@ -12,6 +12,8 @@
 #include "proto/ipc.h"
 #include "proto/parse.h"
 
+enum { OWED_MAX = 16 }; /* small replies, which the socket's buffer surely holds */
+
 struct kv_map *kv_map_ref(struct kv_map *m)
 {
     atomic_fetch_add(&m->refs, 1);
@@ -58,18 +60,24 @@ static int refusal(const Longhaul__Kv__V1__Reply *r, struct lh_error *err)
     return lh_fail(err, code, "kvstored: %s", r->failure->message);
 }
 
-static Longhaul__Kv__V1__Reply *exchange(int fd, const Longhaul__Kv__V1__Request *q, int *got_fd,
-                                         int64_t deadline_ms, struct lh_error *err)
+static Longhaul__Kv__V1__Reply *receive(int fd, int *got_fd, int64_t deadline_ms,
+                                        struct lh_error *err)
 {
     size_t n = 1;
-
-    if (ipc_send(fd, &q->base, NULL, 0, lh_ms_left(deadline_ms), err) < 0)
-        return NULL;
     Longhaul__Kv__V1__Reply *r = (void *)ipc_recv(fd, &longhaul__kv__v1__reply__descriptor, got_fd,
                                                   got_fd ? &n : NULL, lh_ms_left(deadline_ms), err);
+
     if (got_fd && (!r || n == 0))
         *got_fd = -1;
     return r;
+}
+
+static Longhaul__Kv__V1__Reply *exchange(int fd, const Longhaul__Kv__V1__Request *q, int *got_fd,
+                                         int64_t deadline_ms, struct lh_error *err)
+{
+    if (ipc_send(fd, &q->base, NULL, 0, lh_ms_left(deadline_ms), err) < 0)
+        return NULL;
+    return receive(fd, got_fd, deadline_ms, err);
 }
 
 static struct kv_map *say_hello(int fd, const char *name, int64_t deadline_ms, struct lh_error *err)
@@ -112,14 +120,48 @@ void kv_link_close(struct kv_link *l)
     *l = (struct kv_link){.fd = -1};
 }
 
+/* kvstored answers in order, so what is owed comes first. */
+static int settle(struct kv_link *l, int64_t deadline_ms, struct lh_error *err)
+{
+    for (; l->owed; l->owed--) {
+        lh_automsg(Longhaul__Kv__V1__Reply) r = receive(l->fd, NULL, deadline_ms, err);
+        if (!r)
+            return err->code;
+    }
+    return 0;
+}
+
+static Longhaul__Kv__V1__Reply *call(struct kv_link *l, const Longhaul__Kv__V1__Request *q,
+                                     int64_t deadline_ms, struct lh_error *err)
+{
+    if (ipc_send(l->fd, &q->base, NULL, 0, lh_ms_left(deadline_ms), err) < 0 ||
+        settle(l, deadline_ms, err) < 0)
+        return NULL;
+    return receive(l->fd, NULL, deadline_ms, err);
+}
+
 Longhaul__Kv__V1__Reply *kv_link_call(struct kv_link *l, const Longhaul__Kv__V1__Request *q,
                                       int64_t deadline_ms, struct lh_error *err)
 {
-    lh_automsg(Longhaul__Kv__V1__Reply) r = exchange(l->fd, q, NULL, deadline_ms, err);
+    lh_automsg(Longhaul__Kv__V1__Reply) r = call(l, q, deadline_ms, err);
 
     if (!r)
         kv_link_close(l);
     if (!r || refusal(r, err) < 0)
         return NULL;
     return lh_steal(&r);
+}
+
+int kv_link_post(struct kv_link *l, const Longhaul__Kv__V1__Request *q, int64_t deadline_ms,
+                 struct lh_error *err)
+{
+    int r = l->owed < OWED_MAX ? 0 : settle(l, deadline_ms, err);
+
+    if (r == 0)
+        r = ipc_send(l->fd, &q->base, NULL, 0, lh_ms_left(deadline_ms), err);
+    if (r < 0)
+        kv_link_close(l);
+    else
+        l->owed++;
+    return r;
 }

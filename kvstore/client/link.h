@@ -24,6 +24,7 @@ uint8_t *kv_map_at(const struct kv_map *m, uint64_t offset, uint64_t bytes);
 struct kv_link {
     int fd; /* -1 = closed */
     struct kv_map *map;
+    unsigned owed; /* replies to kv_link_post() that have not been read yet */
 };
 
 /* Does not wait for a server that is not there: UNAVAILABLE.  Deadlines as of lh_now_ms(). */
@@ -34,5 +35,9 @@ void kv_link_close(struct kv_link *l);
  * (then it is closed, for the reply of the lost request must never be taken for the next one's). */
 Longhaul__Kv__V1__Reply *kv_link_call(struct kv_link *l, const Longhaul__Kv__V1__Request *q,
                                       int64_t deadline_ms, struct lh_error *err);
+/* A request whose reply nobody needs, such as a release: it costs no wait.  The reply is read
+ * before that of the next call. */
+int kv_link_post(struct kv_link *l, const Longhaul__Kv__V1__Request *q, int64_t deadline_ms,
+                 struct lh_error *err);
 
 #endif

@@ -88,8 +88,8 @@ static int answer(struct server *s, struct client *c, const Longhaul__Kv__V1__Re
     return r;
 }
 
-/* A client has at most one request outstanding, so its reply always finds room; one whose reply
- * does not is broken and goes. */
+/* A client leaves at most some small replies unread (kvstore/client/link.c), so the next one always
+ * finds room; a client whose reply does not is broken and goes. */
 static int serve(struct server *s, struct client *c, struct lh_error *err)
 {
     lh_automsg(Longhaul__Kv__V1__Request) request =

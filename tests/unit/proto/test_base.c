@@ -107,6 +107,37 @@ Test(crc, a_copy_has_the_checksum_of_its_source)
     }
 }
 
+static uint32_t bit_by_bit(uint32_t crc, const uint8_t *p, size_t len)
+{
+    for (crc = ~crc; len; len--) {
+        crc ^= *p++;
+        for (int k = 0; k < 8; k++)
+            crc = crc & 1 ? crc >> 1 ^ 0x82f63b78u : crc >> 1;
+    }
+    return ~crc;
+}
+
+/* Large pieces are folded and stored past the caches; lengths and alignments around every edge. */
+Test(crc, large_pieces_have_the_checksum_of_their_bits)
+{
+    enum { ROOM = 300000 };
+    lh_autofree uint8_t *from = malloc(ROOM), *to = malloc(ROOM);
+
+    srand(1);
+    for (size_t i = 0; i < ROOM; i++)
+        from[i] = (uint8_t)rand();
+    for (int i = 0; i < 400; i++) {
+        size_t most = i % 40 ? 4000 : ROOM - 200, n = (size_t)rand() % most;
+        size_t at = (size_t)rand() % 70, gap = 1 + (size_t)rand() % 70;
+        uint32_t start = (uint32_t)rand(), want = bit_by_bit(start, from + at, n);
+        memset(to, 0xee, n + 200);
+        cr_assert(eq(u32, lh_crc32c(start, from + at, n), want));
+        cr_assert(eq(u32, lh_crc32c_copy(start, to + gap, from + at, n), want));
+        cr_assert(memcmp(to + gap, from + at, n) == 0 && to[gap - 1] == 0xee &&
+                  to[gap + n] == 0xee);
+    }
+}
+
 Test(file, write_is_atomic_and_read_is_bounded)
 {
     char dir[] = "/tmp/lh-base-XXXXXX";
