@@ -132,7 +132,7 @@ static void begin(struct harness *h, struct channel_message *m)
     t->assign = a;
     t->agentenv = h->o.agentenv;
     t->channel = h->o.channel;
-    t->started_ms = lh_now_ms();
+    t->started_ms = lh_now_ms() - (int64_t)a->resume_agent_ms;
     set_budgets(t, &h->o.budgets);
     struct trajectory **at = &h->list;
     while (*at)

@@ -74,6 +74,7 @@ static int send_segment(struct trajectory *t, struct spans *spans, const char *s
     s.n_versions = spans->n;
     s.last = last;
     s.temperature = t->assign->temperature;
+    s.agent_ms = (uint64_t)(lh_now_ms() - t->started_ms);
     e.body_case = LONGHAUL__EXPERIENCE__V1__ENVELOPE__BODY_SEGMENT;
     e.segment = &s;
     int r = channel_worker_send(t->channel, &e, frames, LH_ARRAY_SIZE(frames), true,

@@ -41,10 +41,10 @@ struct trajectory {
     Longhaul__Task__V1__RegisteredTask *task;
     struct sandbox sandbox;
     struct transcript transcript;
-    size_t committed;  /* tokens in segments */
-    size_t turn_first; /* first sampled token of this turn */
-    unsigned turn;     /* turns committed */
-    int64_t started_ms;
+    size_t committed;   /* tokens in segments */
+    size_t turn_first;  /* first sampled token of this turn */
+    unsigned turn;      /* turns committed */
+    int64_t started_ms; /* when the agent's clock began, if it had run without a pause */
     struct engine_sequence *sequence;
     struct old_snapshot *old;
     size_t n_old;

@@ -97,6 +97,7 @@ static int send_assign(struct intake *in, struct trajectory *t, Longhaul__Experi
     a->resume_tokens = h->n;
     a->resume_turn = h->turns;
     a->resume_snapshot = (char *)h->snapshot;
+    a->resume_agent_ms = (uint64_t)h->agent_ms;
     e.body_case = LONGHAUL__EXPERIENCE__V1__ENVELOPE__BODY_ASSIGN;
     e.assign = a;
     say(in, t->worker->name, &e, frames, h->n ? LH_ARRAY_SIZE(frames) : 0);

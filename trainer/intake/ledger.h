@@ -28,7 +28,7 @@
 #include "proto/id.h"
 #include "trainer/intake/db.h"
 
-enum { LEDGER_FORMAT = 1, LEDGER_ROUND = 96 };
+enum { LEDGER_FORMAT = 2, LEDGER_ROUND = 96 };
 
 enum ledger_group_state {
     GROUP_DISPATCHED = 1, /* members are being worked on */
@@ -127,6 +127,7 @@ struct ledger_segment {
     uint32_t n_spans;
     const char *snapshot; /* "" = none */
     float temperature;
+    int64_t agent_ms; /* of the agent's wall time, up to its end */
     bool last;
 };
 
@@ -157,7 +158,8 @@ struct ledger_history {
     uint8_t *mask;
     struct ledger_span *spans;
     float temperature;
-    char snapshot[64]; /* of the last segment */
+    int64_t agent_ms; /* of the last segment, as snapshot */
+    char snapshot[64];
 };
 /* DATA_LOSS when bytes are missing or a checksum is wrong. */
 int ledger_read_history(struct ledger *l, const char *trajectory, struct ledger_history *h,

@@ -46,12 +46,12 @@ static int insert_segment(struct ledger *l, const struct ledger_segment *s,
 {
     return db_run(l->db, err,
                   "INSERT INTO segments (trajectory, attempt, turn, first_token, tokens, spans,"
-                  " file, offset, length, crc, snapshot, temperature, last)"
-                  " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                  "tiiiiiiiiitdi", s->trajectory, (int64_t)s->attempt, (int64_t)s->turn,
+                  " file, offset, length, crc, snapshot, temperature, agent_ms, last)"
+                  " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                  "tiiiiiiiiitdii", s->trajectory, (int64_t)s->attempt, (int64_t)s->turn,
                   (int64_t)s->first_token, (int64_t)s->tokens, (int64_t)s->n_spans,
                   (int64_t)at->file, (int64_t)at->offset, (int64_t)at->length, (int64_t)at->crc,
-                  s->snapshot, (double)s->temperature, (int64_t)s->last);
+                  s->snapshot, (double)s->temperature, s->agent_ms, (int64_t)s->last);
 }
 
 int ledger_append(struct ledger *l, const struct ledger_segment *s, struct lh_error *err)
@@ -162,6 +162,7 @@ static int read_record(struct ledger *l, sqlite3_stmt *s, struct ledger_history 
     h->turns++;
     h->temperature = (float)sqlite3_column_double(s, 6);
     strncpy(h->snapshot, column_text(s, 7), sizeof h->snapshot - 1);
+    h->agent_ms = sqlite3_column_int64(s, 8);
     return 0;
 }
 
@@ -171,11 +172,12 @@ int ledger_read_history(struct ledger *l, const char *trajectory, struct ledger_
     *h = (struct ledger_history){0};
     int r = allocate_history(l, trajectory, h, err);
     db_autostmt sqlite3_stmt *s =
-        r < 0 ? NULL
-              : db_prepare(l->db, err,
-                           "SELECT tokens, spans, file, offset, length, crc, temperature, snapshot"
-                           " FROM segments WHERE trajectory = ? AND dead = 0 ORDER BY turn",
-                           "t", trajectory);
+        r < 0
+            ? NULL
+            : db_prepare(l->db, err,
+                         "SELECT tokens, spans, file, offset, length, crc, temperature, snapshot,"
+                         " agent_ms FROM segments WHERE trajectory = ? AND dead = 0 ORDER BY turn",
+                         "t", trajectory);
 
     r = s ? 1 : LH_INTERNAL;
     while (r > 0 && (r = db_step(s, err)) > 0) {

@@ -135,6 +135,7 @@ static int store_segment(struct intake *in, const struct channel_message *m, str
         .n_spans = (uint32_t)s->n_versions,
         .snapshot = s->snapshot,
         .temperature = s->temperature,
+        .agent_ms = (int64_t)(s->agent_ms & INT64_MAX),
         .last = s->last,
     };
     return ledger_append(in->ledger, &row, err);

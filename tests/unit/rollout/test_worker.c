@@ -11,6 +11,7 @@ enum { BUDGET = 32 << 20, EPISODES = 6 };
 #define MODE(name)   ((int)LONGHAUL__EXPERIENCE__V1__MODE__MODE_##name)
 #define FINISH(name) ((uint32_t)LONGHAUL__EXPERIENCE__V1__FINISH_REASON__FINISH_##name)
 #define SCORED       ((uint32_t)LONGHAUL__TASK__V1__VERDICT_KIND__VERDICT_SCORED)
+#define TIMEOUT      ((uint32_t)LONGHAUL__TASK__V1__VERDICT_KIND__VERDICT_TIMEOUT)
 
 TestSuite(worker, .timeout = 240);
 
@@ -69,6 +70,24 @@ Test(worker, blanks_the_first_observation_and_keeps_to_the_turns)
     cr_assert(eq(u32, one->snapshots, 0));
     cr_assert(eq(u32, one->verdict, SCORED));
     cr_assert(eq(dbl, one->reward, 0), "half done is not done, and not an infra failure (I8)");
+    world_close(&w);
+}
+
+/* The default is an hour, of all attempts together. */
+Test(worker, the_agents_clock_goes_on_in_the_next_attempt)
+{
+    struct world w;
+
+    world_open(&w, BUDGET);
+    struct episode *late = world_begin(&w, TASK_TWO, MODE(DEMONSTRATE), 1);
+    struct episode *early = world_begin(&w, TASK_TWO, MODE(DEMONSTRATE), 2);
+    late->agent_ms = 3600000;
+    early->agent_ms = 3000000;
+    world_finish(&w, 60);
+    cr_assert(eq(u32, late->finish, FINISH(AGENT_TIMEOUT)));
+    cr_assert(eq(u32, late->verdict, TIMEOUT));
+    cr_assert(eq(u32, early->finish, FINISH(SUBMITTED)));
+    cr_assert(gt(u64, early->agent_ms, 3000000));
     world_close(&w);
 }
 

@@ -27,6 +27,7 @@ struct episode {
     uint64_t seed;
     int mode;
     bool blank;           /* first observation */
+    uint64_t agent_ms;    /* of its time, used up; of the last segment */
     uint32_t turns_limit; /* 0 = the job's */
     uint32_t attempt, turns;
     struct transcript got;

@@ -52,6 +52,7 @@ static void assign(struct world *w, struct episode *e)
     a.resume_tokens = (uint32_t)e->got.n;
     a.resume_turn = e->turns;
     a.resume_snapshot = e->snapshot;
+    a.resume_agent_ms = e->agent_ms;
     env.body_case = LONGHAUL__EXPERIENCE__V1__ENVELOPE__BODY_ASSIGN;
     env.assign = &a;
     channel_intake_send(w->intake, "rollout-0", &env, frames, e->got.n ? 3 : 0, NULL);
@@ -89,6 +90,8 @@ static void on_segment(struct world *w, const struct channel_message *m)
     cr_assert(eq(sz, m->n_frames, 3));
     cr_assert(eq(sz, m->frames[0].len, s->tokens * sizeof(int32_t)));
     cr_assert(eq(int, s->last, !*s->snapshot), "a commit point has a snapshot, the end has none");
+    cr_assert(ge(u64, s->agent_ms, e->agent_ms), "the agent's clock never goes back");
+    e->agent_ms = s->agent_ms;
     if (s->last) {
         e->last = true; /* dead until DONE: not part of what a resume gets */
     } else {

@@ -120,6 +120,7 @@ void send_segment(struct fake *f, const assign *a, uint32_t turn, const struct t
     s.versions = spans;
     s.n_versions = 1;
     s.temperature = 1;
+    s.agent_ms = 1000 * (turn + 1);
     e.body_case = BODY(SEGMENT);
     e.segment = &s;
     send(f, &e, frames, 3, true);

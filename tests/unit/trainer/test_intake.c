@@ -174,6 +174,7 @@ static void check_resumed(const struct channel_message *m)
     cr_assert(eq(u32, a->resume_turn, 1));
     cr_assert(eq(u32, a->resume_tokens, TURN_TOKENS));
     cr_assert(eq(str, a->resume_snapshot, (char *)"01SNAPSHOT"));
+    cr_assert(eq(u64, a->resume_agent_ms, 1000), "its clock goes on");
     cr_assert(eq(sz, m->n_frames, 3));
     cr_assert(eq(i32, ((const int32_t *)m->frames[0].data)[2], 2));
     cr_assert(eq(sz, a->n_resume_versions, 1));
