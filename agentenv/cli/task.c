@@ -8,6 +8,7 @@
 #include "agentenv/task/task.h"
 #include "longhaul/task/v1/service.pb-c.h"
 #include "proto/hex.h"
+#include "proto/json.h"
 #include "proto/parse.h"
 #include "proto/text.h"
 
@@ -114,8 +115,8 @@ static int task_register(struct cli *cli, int argc, char **argv, struct lh_error
         .options = options,
         .parser = parse_register,
         .args_doc = "FILE",
-        .doc = "Registers the tasks of FILE, a longhaul.task.v1.TaskSet in binary protobuf or text "
-               "format.",
+        .doc = "Registers the tasks of FILE, a longhaul.task.v1.TaskSet in binary protobuf, text "
+               "format or proto3 JSON.",
     };
     struct registering g = {.terminal = isatty(STDERR_FILENO)};
 
@@ -231,10 +232,20 @@ static int task_ls(struct cli *cli, int argc, char **argv, struct lh_error *err)
 
 /* ---- show, rm ---- */
 
+struct naming {
+    Longhaul__Task__V1__TaskName req;
+    bool json;
+};
+
 static error_t parse_name(int key, char *arg, struct argp_state *state)
 {
-    Longhaul__Task__V1__TaskName *req = state->input;
+    struct naming *n = state->input;
+    Longhaul__Task__V1__TaskName *req = &n->req;
 
+    if (key == 'J') {
+        n->json = true;
+        return 0;
+    }
     if (key == ARGP_KEY_ARG && !*req->name) {
         req->name = arg;
         return 0;
@@ -247,30 +258,39 @@ static error_t parse_name(int key, char *arg, struct argp_state *state)
 /* What it prints can be registered again. */
 static int task_show(struct cli *cli, int argc, char **argv, struct lh_error *err)
 {
+    static const struct argp_option options[] = {
+        {"json", 'J', NULL, 0, "As proto3 JSON", 0},
+        {0},
+    };
     static const struct argp argp = {
+        .options = options,
         .parser = parse_name,
         .args_doc = "NAME",
-        .doc = "Prints a task in text format.",
+        .doc = "Prints a task in text format; it can be registered again, also from JSON.",
     };
-    Longhaul__Task__V1__TaskName req = LONGHAUL__TASK__V1__TASK_NAME__INIT;
+    struct naming naming = {.req = LONGHAUL__TASK__V1__TASK_NAME__INIT};
     lh_automsg(Longhaul__Task__V1__RegisteredTask) t = NULL;
     char digest[2 * TASK_DIGEST + 1];
 
-    int r = cli_parse(&argp, argc, argv, &req);
+    int r = cli_parse(&argp, argc, argv, &naming);
     if (r)
         return r;
-    r = cli_call(cli, "/longhaul.task.v1.Tasks/Show", &req.base,
+    r = cli_call(cli, "/longhaul.task.v1.Tasks/Show", &naming.req.base,
                  &longhaul__task__v1__registered_task__descriptor, CALL_MS, (ProtobufCMessage **)&t,
                  err);
     if (r < 0)
         return r;
+    TaskSet set = LONGHAUL__TASK__V1__TASK_SET__INIT;
+    set.n_tasks = 1;
+    set.tasks = &t->task;
+    if (naming.json) {
+        lh_autofree char *text = lh_json_print(&set.base, err);
+        return text && fputs(text, stdout) >= 0 ? 0 : LH_RESOURCE_EXHAUSTED;
+    }
     print_digest(&t->digest, digest);
     printf("# digest %s, %s%s, infrastructure failures in a row: %u\n", digest,
            t->verified ? "verified" : "not verified", t->quarantined ? ", in quarantine" : "",
            t->infra_failures);
-    TaskSet set = LONGHAUL__TASK__V1__TASK_SET__INIT;
-    set.n_tasks = 1;
-    set.tasks = &t->task;
     lh_text_print(stdout, &set.base);
     return 0;
 }
@@ -282,13 +302,13 @@ static int task_rm(struct cli *cli, int argc, char **argv, struct lh_error *err)
         .args_doc = "NAME",
         .doc = "Removes a task from the registry.",
     };
-    Longhaul__Task__V1__TaskName req = LONGHAUL__TASK__V1__TASK_NAME__INIT;
+    struct naming naming = {.req = LONGHAUL__TASK__V1__TASK_NAME__INIT};
     lh_automsg(Longhaul__Task__V1__RemoveTaskReply) done = NULL;
 
-    int r = cli_parse(&argp, argc, argv, &req);
+    int r = cli_parse(&argp, argc, argv, &naming);
     if (r)
         return r;
-    return cli_call(cli, "/longhaul.task.v1.Tasks/Remove", &req.base,
+    return cli_call(cli, "/longhaul.task.v1.Tasks/Remove", &naming.req.base,
                     &longhaul__task__v1__remove_task_reply__descriptor, CALL_MS,
                     (ProtobufCMessage **)&done, err);
 }

@@ -1,8 +1,9 @@
 /* From a file to a TaskSet.
  *
- * Binary protobuf goes through lh_parse().  Text format goes through `protoc --encode`, a child
- * process: its parser is the reference, and its errors carry line and column.  Rejected: a parser
- * of our own over protobuf-c's descriptors, five hundred lines for what a Debian package does. */
+ * Binary protobuf goes through lh_parse(), proto3 JSON through lh_json_parse().  Text format goes
+ * through `protoc --encode`, a child process: its parser is the reference, and its errors carry
+ * line and column.  Rejected: a parser of our own over protobuf-c's descriptors, five hundred lines
+ * for what a Debian package does. */
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -18,6 +19,7 @@
 #include "proto/cleanup.h"
 #include "proto/clock.h"
 #include "proto/file.h"
+#include "proto/json.h"
 #include "proto/parse.h"
 
 enum { PROTOC_MS = 120000, HEAP_MAX = 1 << 30 };
@@ -164,6 +166,16 @@ static bool is_text(const char *data, size_t len)
     return true;
 }
 
+/* No message of the text format begins so, and no binary set: its first byte is 10. */
+static bool is_json(const char *data, size_t len)
+{
+    size_t i = 0;
+
+    while (i < len && strchr(" \n\r\t", data[i] ? data[i] : 1))
+        i++;
+    return i < len && data[i] == '{' && is_text(data, len);
+}
+
 TaskSet *task_load(const char *path, struct lh_error *err)
 {
     size_t len;
@@ -171,14 +183,21 @@ TaskSet *task_load(const char *path, struct lh_error *err)
 
     if (!data)
         return NULL;
+    struct lh_parse_limits limits = {.heap = HEAP_MAX};
+    ProtobufCMessage *set;
+    if (is_json(data, len)) {
+        set = lh_json_parse(TASK_SET_DESCRIPTOR, data, len, limits, err);
+        if (!set)
+            lh_wrap(err, "%s", path);
+        return (TaskSet *)set;
+    }
     if (is_text(data, len)) {
         free(lh_steal(&data));
         data = encode_text(path, &len, err);
         if (!data)
             return NULL;
     }
-    struct lh_parse_limits limits = {.heap = HEAP_MAX};
-    ProtobufCMessage *set = lh_parse(TASK_SET_DESCRIPTOR, data, len, limits, err);
+    set = lh_parse(TASK_SET_DESCRIPTOR, data, len, limits, err);
     if (!set)
         lh_wrap(err, "%s", path);
     return (TaskSet *)set;

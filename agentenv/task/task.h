@@ -25,8 +25,8 @@ enum {
 /* Where the verifier's own layer is inside a sandbox; a task's other files may not be there. */
 #define TASK_VERIFIER_DIR "/.verifier"
 
-/* A file that holds a TaskSet, binary or text format, told apart by its bytes: a task's split and
- * revision are control characters in the one and cannot be in the other.  Text is read by protoc,
+/* A file that holds a TaskSet: proto3 JSON begins with a brace, and a task's split and revision are
+ * control characters in binary protobuf and cannot be in the text format.  Text is read by protoc,
  * whose message names line and column.  Free with lh_message_free().  Not validated yet. */
 TaskSet *task_load(const char *path, struct lh_error *err);
 

@@ -77,6 +77,10 @@ says "1 tasks: 1 registered, 0 unchanged, 0 refused"
 ok task show examples/hello
 says "verified"
 cp "$dir/out" "$dir/hello.textproto"
+ok task show --json examples/hello
+cp "$dir/out" "$dir/hello.json"
+ok task register "$dir/hello.json"
+says "1 unchanged"
 ok task register "$dir/hello.textproto"
 says "1 tasks: 0 registered, 1 unchanged, 0 refused"
 refused 1 image rm quickstart

@@ -171,3 +171,18 @@ Test(load, the_worked_example_is_valid)
     cr_assert(eq(sz, set->n_tasks, 1));
     cr_assert(eq(int, task_validate(set->tasks[0], &e), 0), "%s", e.message);
 }
+
+Test(load, json_is_the_same_task)
+{
+    static const char json[] = " {\"tasks\": [{\"name\": \"acme/echo\", \"revision\": 1,"
+                               " \"split\": \"SPLIT_TRAIN\"}]}";
+    struct lh_error e = {0};
+
+    put(json, strlen(json));
+    lh_automsg(TaskSet) set = task_load(path, &e);
+    cr_assert(ne(ptr, set, NULL), "%s", e.message);
+    cr_expect(eq(str, set->tasks[0]->name, (char *)"acme/echo"));
+    put("{\"tasks\": [\n{\"nme\": 1}]}", 24);
+    cr_assert(eq(ptr, task_load(path, &e), NULL));
+    cr_expect(strstr(e.message, "tasks[0].nme: Task has no such field") != NULL, "%s", e.message);
+}
