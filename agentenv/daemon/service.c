@@ -302,6 +302,7 @@ struct rpc_server *service_start(struct daemon *d, const char *socket, struct lh
         {"List", service_list, NULL},
         {"Remove", service_remove, NULL},
         {"Exec", NULL, service_exec},
+        {"ExecInput", service_exec_input, NULL},
         {"Freeze", service_freeze, NULL},
         {"Thaw", service_thaw, NULL},
         {"Fork", service_fork, NULL},

@@ -1,53 +1,29 @@
-/* The table of execs.  Each is a command with its pipes, its journal and, while a daemon listens,
- * its channel.  Whatever happens to the daemon, the pipes are emptied, deadlines are kept and the
- * journal stays until the result was taken. */
+/* The table of execs.  Each is a command with its pipes or terminal, its journal and, while a
+ * daemon listens, its channel.  Whatever happens to the daemon, the pipes are emptied, deadlines
+ * are kept and the journal stays until the result was taken. */
 #include <errno.h>
-#include <fcntl.h>
+#include <limits.h>
 #include <linux/sched.h>
 #include <poll.h>
 #include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <sys/socket.h>
 #include <sys/syscall.h>
-#include <sys/uio.h>
 #include <unistd.h>
 
-#include "agentenv/init/init.h"
+#include "agentenv/init/exec.h"
 
-enum { OUT, ERR, REPORT, PIPES };
-
-struct exec {
-    bool used, ended, told; /* told: the last event was sent */
-    char id[WIRE_ID_SIZE];
-    pid_t pid;
-    int status, pipe[PIPES], kill_fd, channel;
-    bool blocked; /* the channel is full */
-    int64_t started_ms, deadline_ms;
-    uint32_t wall_ms;
-    bool timed_out;
-    struct wire_report failure; /* kind 0 = it was started */
-    struct journal journal;
-    size_t sent; /* cursor in the journal */
-};
+enum { KEPT_RESULTS = 16 };
 
 static struct exec table[WIRE_MAX_EXECS];
 static char buffer[WIRE_CHUNK];
 
-static void close_fd(int *fd)
+void exec_forget(struct exec *e)
 {
-    if (*fd >= 0)
-        close(*fd);
-    *fd = -1;
-}
-
-static void forget(struct exec *e)
-{
-    for (int i = 0; i < PIPES; i++)
+    for (int i = 0; i < EXEC_OUTPUTS; i++)
         close_fd(&e->pipe[i]);
     close_fd(&e->kill_fd);
     close_fd(&e->channel);
+    input_finish(&e->input);
     journal_finish(&e->journal);
     e->used = false;
 }
@@ -60,33 +36,43 @@ static struct exec *find(const char *id)
     return NULL;
 }
 
-/* A free place, or that of the oldest result which nobody came for. */
-static struct exec *place(void)
+static bool abandoned(const struct exec *e)
+{
+    return e->used && e->ended && e->channel < 0;
+}
+
+/* The oldest result that nobody is attached to, and how many there are. */
+static struct exec *oldest_result(size_t *n)
 {
     struct exec *oldest = NULL;
 
+    *n = 0;
     for (size_t i = 0; i < WIRE_MAX_EXECS; i++) {
         struct exec *e = &table[i];
-        if (!e->used)
-            return e;
-        if (e->ended && e->channel < 0 && (!oldest || e->started_ms < oldest->started_ms))
+        if (!abandoned(e))
+            continue;
+        ++*n;
+        if (!oldest || e->started_ms < oldest->started_ms)
             oldest = e;
     }
-    if (oldest)
-        forget(oldest);
     return oldest;
 }
 
-/* The daemon says one thing on a channel: that it has the result. */
-static void hear(struct exec *e)
+/* A free place; results take at most KEPT_RESULTS, since their output is memory of the sandbox. */
+static struct exec *place(void)
 {
-    char c;
-    ssize_t n = recv(e->channel, &c, 1, MSG_DONTWAIT);
+    size_t n;
+    struct exec *oldest = oldest_result(&n);
 
-    if (n > 0 && e->told)
-        forget(e);
-    else if (n == 0 || (n < 0 && errno != EAGAIN))
-        close_fd(&e->channel);
+    if (n >= KEPT_RESULTS)
+        exec_forget(oldest);
+    for (size_t i = 0; i < WIRE_MAX_EXECS; i++)
+        if (!table[i].used)
+            return &table[i];
+    oldest = oldest_result(&n);
+    if (oldest)
+        exec_forget(oldest);
+    return oldest;
 }
 
 /* A daemon may use an id again, or ask for an exec, right after it took the result. */
@@ -94,17 +80,7 @@ static void hear_all(void)
 {
     for (size_t i = 0; i < WIRE_MAX_EXECS; i++)
         if (table[i].used && table[i].told && table[i].channel >= 0)
-            hear(&table[i]);
-}
-
-static void refuse(int channel, int errnum, const char *why)
-{
-    struct wire_event ev = {.kind = WIRE_NO_START, .value = errnum};
-    struct iovec v[2] = {{&ev, sizeof ev}, {(void *)why, strlen(why)}};
-    struct msghdr m = {.msg_iov = v, .msg_iovlen = 2};
-
-    sendmsg(channel, &m, MSG_NOSIGNAL | MSG_DONTWAIT);
-    close(channel);
+            channel_hear(&table[i]);
 }
 
 static pid_t fork_into(int cgroup)
@@ -115,84 +91,116 @@ static pid_t fork_into(int cgroup)
     return (pid_t)syscall(SYS_clone3, &a, sizeof a);
 }
 
-/* Ends of the pipes: read ones stay, write ones go to the command. */
-static int start_command(struct exec *e, const int fds[WIRE_EXEC_FDS], uint32_t open_files)
+static int start_command(struct exec *e, const struct wire_request *req,
+                         const int fds[WIRE_EXEC_FDS])
 {
-    int w[PIPES];
+    struct streams s;
+    int r = streams_open(req, &s);
 
-    for (int i = 0; i < PIPES; i++) {
-        int p[2];
-        if (pipe2(p, O_CLOEXEC) < 0) {
-            while (i-- > 0)
-                close(w[i]);
-            return -errno;
-        }
-        fcntl(p[0], F_SETFL, O_NONBLOCK);
-        e->pipe[i] = p[0];
-        w[i] = p[1];
-    }
-    struct launch_fds l = {fds[WIRE_FD_STRINGS], fds[WIRE_FD_STDIN], w[OUT], w[ERR], w[REPORT]};
-    e->pid = fork_into(fds[WIRE_FD_CGROUP]);
-    int saved = errno;
+    if (r < 0)
+        return r;
+    memcpy(e->pipe, s.ours, sizeof e->pipe);
+    if (s.ours[STREAM_IN] >= 0)
+        r = input_open(&e->input, s.ours[STREAM_IN], req->flags & WIRE_PTY);
+    struct launch l = {.strings = fds[WIRE_FD_STRINGS],
+                       .in = s.theirs[STREAM_IN] < 0 ? fds[WIRE_FD_STDIN] : s.theirs[STREAM_IN],
+                       .out = s.theirs[STREAM_OUT],
+                       .err = s.theirs[STREAM_ERR],
+                       .report = s.theirs[STREAM_REPORT],
+                       .terminal = req->flags & WIRE_PTY,
+                       .limits = req->limits};
+    e->pid = r < 0 ? r : fork_into(fds[WIRE_FD_CGROUP]);
+    if (e->pid < 0 && r == 0)
+        r = -errno;
     if (e->pid == 0)
-        launch_command(&l, open_files);
-    for (int i = 0; i < PIPES; i++)
-        close(w[i]);
-    return e->pid < 0 ? -saved : 0;
+        launch_command(&l);
+    streams_close_theirs(&s);
+    return r;
+}
+
+static void start_at(struct exec *e, const struct wire_request *req, const int fds[WIRE_EXEC_FDS])
+{
+    int64_t now = init_now_ms();
+
+    *e = (struct exec){.used = true,
+                       .flags = req->flags,
+                       .channel = -1,
+                       .kill_fd = fds[WIRE_FD_KILL],
+                       .pipe = {-1, -1, -1},
+                       .input = {.fd = -1},
+                       .started_ms = now,
+                       .deadline_ms = now + req->timeout_ms};
+    memcpy(e->id, req->exec_id, sizeof e->id);
+    journal_init(&e->journal, req->output_bytes, req->flags & WIRE_TAIL);
+    int r = start_command(e, req, fds);
+    if (r < 0) {
+        channel_refuse(fds[WIRE_FD_CHANNEL], -r, "fork");
+        exec_forget(e);
+    } else if (req->flags & (WIRE_STDIN | WIRE_PTY)) {
+        channel_attach(e, fds[WIRE_FD_CHANNEL], 0);
+    } else {
+        e->channel = fds[WIRE_FD_CHANNEL];
+    }
 }
 
 void exec_start(const struct wire_request *req, const int fds[WIRE_EXEC_FDS])
 {
-    int channel = fds[WIRE_FD_CHANNEL], r;
-
     hear_all();
-    struct exec *e = find(req->exec_id) ? NULL : place();
-    if (!e) {
-        refuse(channel, find(req->exec_id) ? EEXIST : EAGAIN, "the table of execs");
-        close(fds[WIRE_FD_KILL]);
+    struct exec *known = find(req->exec_id), *e = known ? NULL : place();
+    if (e) {
+        start_at(e, req, fds);
     } else {
-        int64_t now = init_now_ms();
-        *e = (struct exec){.used = true,
-                           .channel = channel,
-                           .kill_fd = fds[WIRE_FD_KILL],
-                           .pipe = {-1, -1, -1},
-                           .started_ms = now,
-                           .deadline_ms = now + req->timeout_ms};
-        memcpy(e->id, req->exec_id, sizeof e->id);
-        journal_init(&e->journal, req->output_bytes);
-        r = start_command(e, fds, req->open_files);
-        if (r < 0) {
-            e->channel = -1;
-            refuse(channel, -r, "fork");
-            forget(e);
-        }
+        channel_refuse(fds[WIRE_FD_CHANNEL], known ? EEXIST : EAGAIN, "the table of execs");
+        close(fds[WIRE_FD_KILL]);
     }
     close(fds[WIRE_FD_STRINGS]);
     close(fds[WIRE_FD_STDIN]);
     close(fds[WIRE_FD_CGROUP]);
 }
 
-void exec_attach(const char *exec_id, int channel)
+void exec_attach(const struct wire_request *req, int channel)
 {
     hear_all();
-    struct exec *e = find(exec_id);
-    if (!e) {
-        refuse(channel, ENOENT, "no such exec");
-        return;
-    }
-    close_fd(&e->channel);
-    e->channel = channel;
-    e->sent = 0;
-    e->told = e->blocked = false;
+    struct exec *e = find(req->exec_id);
+    if (e)
+        channel_attach(e, channel, req->offset);
+    else
+        channel_refuse(channel, ENOENT, "no such exec");
 }
 
-/* Reads one piece; closes the pipe at its end. False when there is nothing more now. */
+static void kill_tree(struct exec *e)
+{
+    if (write(e->kill_fd, "1", 1) != 1)
+        kill(-e->pid, SIGKILL);
+}
+
+void exec_signal(const struct wire_request *req)
+{
+    struct exec *e = find(req->exec_id);
+
+    if (!e || e->ended || req->signal <= 0 || req->signal > SIGRTMAX)
+        return;
+    if (req->signal == SIGKILL)
+        kill_tree(e);
+    else if (kill(-e->pid, req->signal) < 0) /* it has no group of its own yet */
+        kill(e->pid, req->signal);
+}
+
+void exec_resize(const struct wire_request *req)
+{
+    struct exec *e = find(req->exec_id);
+
+    if (e && e->input.fd >= 0 && e->input.terminal)
+        streams_resize(e->input.fd, req->rows, req->cols);
+}
+
+/* Reads one piece; closes the pipe at its end.  False when there is nothing more now. */
 static bool read_output(struct exec *e, int which)
 {
     ssize_t n = e->pipe[which] < 0 ? 0 : read(e->pipe[which], buffer, sizeof buffer);
 
     if (n > 0) {
-        journal_append(&e->journal, which == OUT ? WIRE_OUT : WIRE_ERR, buffer, (size_t)n);
+        journal_append(&e->journal, which == STREAM_OUT ? WIRE_OUT : WIRE_ERR, buffer, (size_t)n);
         return true;
     }
     if (n == 0 || (errno != EAGAIN && errno != EINTR))
@@ -202,13 +210,14 @@ static bool read_output(struct exec *e, int which)
 
 static void read_failure(struct exec *e)
 {
+    int *report = &e->pipe[STREAM_REPORT];
     struct wire_report r;
-    ssize_t n = e->pipe[REPORT] < 0 ? -1 : read(e->pipe[REPORT], &r, sizeof r);
+    ssize_t n = *report < 0 ? -1 : read(*report, &r, sizeof r);
 
     if (n == sizeof r)
         e->failure = r;
     if (n == 0 || n == sizeof r)
-        close_fd(&e->pipe[REPORT]);
+        close_fd(report);
 }
 
 /* What was in the pipes when the command ended belongs to it: at most a pipe's capacity, so that a
@@ -221,13 +230,14 @@ static void end(struct exec *e, int status)
     e->status = status;
     e->wall_ms = (uint32_t)(init_now_ms() - e->started_ms);
     read_failure(e);
-    for (int which = OUT; which <= ERR; which++) {
+    for (int which = STREAM_OUT; which <= STREAM_ERR; which++) {
         for (int i = 0; i < PIECES && read_output(e, which); i++)
             ;
         if (e->pipe[which] >= 0)
             drain_add(e->pipe[which]);
         e->pipe[which] = -1;
     }
+    input_finish(&e->input);
     close_fd(&e->kill_fd);
 }
 
@@ -238,78 +248,37 @@ void exec_reaped(pid_t pid, int status)
             end(&table[i], status);
 }
 
-static bool send_event(struct exec *e, struct wire_event *ev, const char *data, size_t len)
+static void want(struct pollfd *p, size_t *n, int fd, int events)
 {
-    struct iovec v[2] = {{ev, sizeof *ev}, {(void *)data, len}};
-    struct msghdr m = {.msg_iov = v, .msg_iovlen = 2};
-
-    if (sendmsg(e->channel, &m, MSG_NOSIGNAL | MSG_DONTWAIT) >= 0)
-        return true;
-    if (errno == EAGAIN || errno == ENOBUFS)
-        e->blocked = true;
-    else
-        close_fd(&e->channel);
-    return false;
+    if (fd >= 0 && events)
+        p[(*n)++] = (struct pollfd){fd, (short)events, 0};
 }
 
-static void send_last(struct exec *e)
+/* A descriptor of which nothing is wanted is left out: its hang-up would be reported for ever. */
+static void poll_exec(const struct exec *e, struct pollfd *p, size_t *n)
 {
-    struct wire_event ev = {.kind = WIRE_EXIT,
-                            .value = e->status,
-                            .wall_ms = e->wall_ms,
-                            .timed_out = e->timed_out,
-                            .truncated = e->journal.produced > e->journal.kept,
-                            .output_bytes = e->journal.produced};
-    const char *step = "";
+    bool pending = input_pending(&e->input), full = journal_full(&e->journal);
 
-    if (e->failure.kind) {
-        ev.kind = WIRE_NO_START;
-        ev.value = e->failure.value;
-        step = e->failure.step;
-    }
-    e->told = send_event(e, &ev, step, strlen(step));
-}
-
-static void send_output(struct exec *e)
-{
-    enum wire_event_kind stream;
-    const char *data;
-    size_t len, cursor = e->sent;
-
-    while (e->channel >= 0 && !e->blocked &&
-           journal_next(&e->journal, &cursor, &stream, &data, &len)) {
-        struct wire_event ev = {.kind = stream, .output_bytes = e->journal.produced};
-        if (!send_event(e, &ev, data, len))
-            return;
-        e->sent = cursor;
-    }
-    if (e->ended && !e->told && e->channel >= 0 && !e->blocked)
-        send_last(e);
-}
-
-static void expire(struct exec *e)
-{
-    e->timed_out = true;
-    if (write(e->kill_fd, "1", 1) != 1)
-        kill(-e->pid, SIGKILL);
+    want(p, n, e->pipe[STREAM_OUT], full ? 0 : POLLIN);
+    want(p, n, e->pipe[STREAM_ERR], full ? 0 : POLLIN);
+    want(p, n, e->pipe[STREAM_REPORT], POLLIN);
+    want(p, n, e->input.fd, pending ? POLLOUT : 0);
+    want(p, n, e->channel, (pending ? 0 : POLLIN) | (e->blocked ? POLLOUT : 0));
 }
 
 size_t exec_poll(struct pollfd *p, size_t max, int *timeout_ms)
 {
     size_t n = 0;
 
-    for (size_t i = 0; i < WIRE_MAX_EXECS && n + PIPES + 1 <= max; i++) {
+    for (size_t i = 0; i < WIRE_MAX_EXECS && n + EXEC_OUTPUTS + 2 <= max; i++) {
         struct exec *e = &table[i];
         if (!e->used)
             continue;
-        for (int k = 0; k < PIPES; k++)
-            if (e->pipe[k] >= 0)
-                p[n++] = (struct pollfd){e->pipe[k], POLLIN, 0};
-        if (e->channel >= 0)
-            p[n++] = (struct pollfd){e->channel, e->blocked ? POLLIN | POLLOUT : POLLIN, 0};
+        poll_exec(e, p, &n);
         int64_t left = e->deadline_ms - init_now_ms();
+        left = left < 0 ? 0 : left < INT_MAX ? left : INT_MAX;
         if (!e->ended && !e->timed_out && (*timeout_ms < 0 || left < *timeout_ms))
-            *timeout_ms = left < 0 ? 0 : (int)left;
+            *timeout_ms = (int)left;
     }
     return n;
 }
@@ -317,15 +286,15 @@ size_t exec_poll(struct pollfd *p, size_t max, int *timeout_ms)
 static void step(struct exec *e)
 {
     read_failure(e);
-    read_output(e, OUT);
-    read_output(e, ERR);
-    e->blocked = false;
-    if (e->channel >= 0)
-        hear(e);
-    if (e->used && !e->ended && !e->timed_out && init_now_ms() >= e->deadline_ms)
-        expire(e);
-    if (e->used)
-        send_output(e);
+    if (!journal_full(&e->journal)) {
+        read_output(e, STREAM_OUT);
+        read_output(e, STREAM_ERR);
+    }
+    if (!e->ended && !e->timed_out && init_now_ms() >= e->deadline_ms) {
+        e->timed_out = true;
+        kill_tree(e);
+    }
+    channel_step(e);
 }
 
 void exec_step(void)

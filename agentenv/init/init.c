@@ -25,7 +25,7 @@
 #include "agentenv/init/init.h"
 #include "agentenv/sandbox/spawner.h"
 
-enum { INIT_UID = 65536, POLL_MAX = WIRE_MAX_EXECS * 4 + 160 };
+enum { INIT_UID = 65536, POLL_MAX = WIRE_MAX_EXECS * 5 + 160 };
 
 static int control = WIRE_CONTROL_FD, near_end = -1, signals = -1;
 
@@ -125,14 +125,22 @@ static ssize_t receive(int fd, struct incoming *in)
 
 static void obey(struct incoming *in, ssize_t size)
 {
+    static const size_t fds_of[] = {
+        [WIRE_EXEC] = WIRE_EXEC_FDS, [WIRE_ATTACH] = 1, [WIRE_SIGNAL] = 0, [WIRE_RESIZE] = 0};
+    uint32_t op = in->req.op;
+
     in->req.exec_id[WIRE_ID_SIZE - 1] = 0;
-    if (size == sizeof in->req && in->req.op == WIRE_EXEC && in->n_fds == WIRE_EXEC_FDS)
-        exec_start(&in->req, in->fds);
-    else if (size == sizeof in->req && in->req.op == WIRE_ATTACH && in->n_fds == 1)
-        exec_attach(in->req.exec_id, in->fds[0]);
-    else
+    if (size != sizeof in->req || op < WIRE_EXEC || op > WIRE_RESIZE || in->n_fds != fds_of[op])
         while (in->n_fds > 0)
             close(in->fds[--in->n_fds]);
+    else if (op == WIRE_EXEC)
+        exec_start(&in->req, in->fds);
+    else if (op == WIRE_ATTACH)
+        exec_attach(&in->req, in->fds[0]);
+    else if (op == WIRE_SIGNAL)
+        exec_signal(&in->req);
+    else
+        exec_resize(&in->req);
 }
 
 static void serve_control(void)

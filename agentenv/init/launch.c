@@ -14,6 +14,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
@@ -130,9 +131,12 @@ static void prefer_for_oom_kill(void)
     close(fd);
 }
 
-static void take_stdio(const struct launch_fds *fds)
+/* The terminal becomes the new session's, and its user's. */
+static void take_stdio(const struct launch *l, const struct user *u)
 {
-    if (dup2(fds->stdin_fd, 0) < 0 || dup2(fds->out, 1) < 0 || dup2(fds->err, 2) < 0)
+    if (l->terminal && (ioctl(l->in, TIOCSCTTY, 0) < 0 || fchown(l->in, u->uid, u->gid) < 0))
+        give_up("terminal", errno);
+    if (dup2(l->in, 0) < 0 || dup2(l->out, 1) < 0 || dup2(l->err, 2) < 0)
         give_up("stdio", errno);
     if (syscall(SYS_close_range, 3, ~0U, 4 /* CLOSE_RANGE_CLOEXEC */) < 0)
         give_up("close_range", errno);
@@ -145,31 +149,47 @@ static void become(const struct user *u)
         give_up("changing the user", errno);
 }
 
-static void confine(uint32_t open_files)
+/* Lower than the sandbox's own, or as these are: what is inherited cannot be raised. */
+static void limit(int what, uint64_t value)
 {
-    struct rlimit files = {open_files, open_files};
+    struct rlimit l;
 
-    if (setrlimit(RLIMIT_NOFILE, &files) < 0)
-        give_up("limit of open files", errno);
+    if (value == 0)
+        return;
+    if (getrlimit(what, &l) < 0)
+        give_up("limits", errno);
+    if (value < l.rlim_max)
+        l.rlim_max = value;
+    l.rlim_cur = l.rlim_max;
+    if (setrlimit(what, &l) < 0)
+        give_up("limits", errno);
+}
+
+static void confine(const struct wire_limits *l)
+{
+    limit(RLIMIT_NOFILE, l->open_files);
+    limit(RLIMIT_CPU, l->cpu_seconds);
+    limit(RLIMIT_AS, l->memory_bytes);
+    limit(RLIMIT_FSIZE, l->file_bytes);
     for (size_t i = 0; i < n_filters; i++)
         if (syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, 0, &filters[i]) < 0)
             give_up("seccomp", errno);
 }
 
-void launch_command(const struct launch_fds *fds, uint32_t open_files)
+void launch_command(const struct launch *l)
 {
     sigset_t none;
     struct user u;
 
-    report_fd = fds->report;
+    report_fd = l->report;
     sigemptyset(&none);
     sigprocmask(SIG_SETMASK, &none, NULL);
     setsid();
     prefer_for_oom_kill();
-    struct command c = read_command(fds->strings);
+    struct command c = read_command(l->strings);
     if (user_find(c.user, &u) != 0)
         give_up("no such user", EINVAL);
-    take_stdio(fds);
+    take_stdio(l, &u);
     add_env(c.env, "PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin");
     add_env(c.env, "HOME", u.home);
     add_env(c.env, "USER", u.name[0] ? u.name : "user");
@@ -177,7 +197,7 @@ void launch_command(const struct launch_fds *fds, uint32_t open_files)
     umask(022);
     if (chdir(c.cwd[0] ? c.cwd : "/") < 0)
         give_up("changing to the working directory", errno);
-    confine(open_files);
+    confine(&l->limits);
     environ = c.env;
     execvp(c.argv[0], c.argv);
     give_up(c.argv[0], errno);

@@ -17,7 +17,7 @@
 
 enum { WIRE_CONTROL_FD = 3, WIRE_PARKED_FD = 4, WIRE_FILTER_FD = 5 };
 
-enum { WIRE_ID_SIZE = 65, WIRE_CHUNK = 65536, WIRE_MAX_EXECS = 64 };
+enum { WIRE_ID_SIZE = 65, WIRE_CHUNK = 65536, WIRE_INPUT_MAX = 32768, WIRE_MAX_EXECS = 64 };
 
 /* Init's start reports to the daemon, on the control socket. */
 enum wire_report_kind {
@@ -35,7 +35,16 @@ struct wire_report {
 enum wire_op {
     WIRE_HELLO = 1, /* no descriptors: makes a parked pair the control socket */
     WIRE_EXEC,      /* enum wire_exec_fd */
-    WIRE_ATTACH,    /* one descriptor, the channel */
+    WIRE_ATTACH,    /* one descriptor, the channel; output from `offset` on */
+    WIRE_SIGNAL,    /* to the command's process group; SIGKILL to its whole tree */
+    WIRE_RESIZE,    /* its terminal to rows × cols */
+};
+
+enum wire_exec_flag {
+    WIRE_PTY = 1,   /* a terminal of rows × cols instead of pipes; its output is WIRE_OUT */
+    WIRE_STDIN = 2, /* stdin comes by the channel (a terminal's does always) */
+    WIRE_KEPT = 4,  /* the result stays when the daemon has it, until its place is needed */
+    WIRE_TAIL = 8,  /* of output beyond output_bytes the end is kept, not the beginning */
 };
 
 enum wire_exec_fd {
@@ -47,11 +56,23 @@ enum wire_exec_fd {
     WIRE_EXEC_FDS,
 };
 
+/* Of each process of the exec; 0 = as the sandbox has it. */
+struct wire_limits {
+    uint32_t open_files; /* never 0 */
+    uint32_t cpu_seconds;
+    uint64_t memory_bytes; /* address space */
+    uint64_t file_bytes;
+};
+
 struct wire_request {
     uint32_t op;
+    uint32_t flags; /* enum wire_exec_flag */
     uint32_t timeout_ms;
+    int32_t signal;
+    uint16_t rows, cols;
     uint64_t output_bytes;
-    uint32_t open_files;
+    uint64_t offset;
+    struct wire_limits limits;
     char exec_id[WIRE_ID_SIZE];
 };
 
@@ -63,8 +84,10 @@ struct wire_strings {
 enum wire_event_kind {
     WIRE_OUT = 1, /* data follows the header */
     WIRE_ERR,
-    WIRE_EXIT,     /* the last; the daemon answers with one byte, and init forgets the exec */
+    WIRE_EXIT,     /* the last; the daemon answers with WIRE_TAKEN, and init forgets the exec */
     WIRE_NO_START, /* the last: `value` is an errno, data names the step; also for ATTACH */
+    WIRE_ATTACHED, /* the first after ATTACH, or with WIRE_STDIN or WIRE_PTY */
+    WIRE_MOVED,    /* the last: another channel was attached */
 };
 
 struct wire_event {
@@ -73,6 +96,20 @@ struct wire_event {
     uint32_t wall_ms;
     uint32_t timed_out, truncated;
     uint64_t output_bytes; /* produced so far, the cut part too */
+    uint64_t offset;       /* of OUT and ERR: position of the data in the output of both */
+    uint64_t stdin_bytes;  /* of ATTACHED: bytes of input that arrived */
+};
+
+/* From the daemon, on a channel. */
+enum wire_input_kind {
+    WIRE_TAKEN = 1, /* the result has arrived */
+    WIRE_INPUT,     /* at most WIRE_INPUT_MAX bytes follow, of position `offset` in the input */
+    WIRE_INPUT_END,
+};
+
+struct wire_input {
+    uint32_t kind;
+    uint64_t offset;
 };
 
 #endif

@@ -56,7 +56,7 @@ static void free_box(struct box *b)
         if (fds[i] >= 0)
             close(fds[i]);
     pthread_mutex_destroy(&b->state);
-    pthread_mutex_destroy(&b->leftover_lock);
+    pthread_mutex_destroy(&b->execs_lock);
     free(b);
 }
 
@@ -96,7 +96,7 @@ static struct box *new_box(struct box_host *h, const struct box_spec *spec, stru
     b->pidfd = b->cgroup = b->control = -1;
     b->limits = spec->limits;
     pthread_mutex_init(&b->state, NULL);
-    pthread_mutex_init(&b->leftover_lock, NULL);
+    pthread_mutex_init(&b->execs_lock, NULL);
     memcpy(b->id, spec->id, strlen(spec->id));
     snprintf(b->hostname, sizeof b->hostname, "%s",
              spec->hostname && *spec->hostname ? spec->hostname : "sandbox");

@@ -137,6 +137,14 @@ int box_destroy_named(struct box_host *h, const char *id, const char *dir, struc
 
 enum box_stream { BOX_OUT = 1, BOX_ERR = 2 };
 
+/* Of each process of an exec; 0 = as the sandbox has it, more than that is not given. */
+struct box_exec_limits {
+    uint32_t open_files;
+    uint32_t cpu_seconds;  /* then SIGXCPU, at last SIGKILL */
+    uint64_t memory_bytes; /* address space: what is reserved counts, touched or not */
+    uint64_t file_bytes;   /* of any file it writes */
+};
+
 struct box_exec_spec {
     const char *exec_id;     /* [A-Za-z0-9._-], at most 64, unique in the box: re-attach by it */
     const char *const *argv; /* NULL at the end; argv[0] is looked up in PATH */
@@ -144,13 +152,24 @@ struct box_exec_spec {
     const char *cwd;         /* absolute; "" or NULL = "/" */
     const char *user;        /* "name", "uid" or "uid:gid"; "" or NULL = root of the sandbox */
     const void *stdin_data;
-    size_t stdin_len;      /* 0 = empty */
-    uint32_t timeout_ms;   /* not 0; then the whole process tree of this exec is killed */
+    size_t stdin_len;    /* 0 = empty */
+    bool stdin_open;     /* instead of stdin_data: it comes by box_exec_input() */
+    bool terminal;       /* rows × cols, for all three; input by box_exec_input(), output is OUT */
+    uint16_t rows, cols; /* 0 = unknown to the command */
+    uint32_t timeout_ms; /* not 0; then the whole process tree of this exec is killed */
     uint64_t output_bytes; /* 0 = the box's limit */
+    bool keep_tail;        /* of more output than that the end is kept; the beginning otherwise */
+    bool outlives; /* a cancelled call leaves the command running, and the result stays with init:
+                      that of the last 16 such execs, for box_exec_attach() */
+    struct box_exec_limits limits;
+    uint64_t offset; /* for attach: output from this byte on */
+    /* Once, before output, when attached or with stdin_open or terminal: how many bytes of input
+     * have arrived.  NULL = not wanted. */
+    void (*attached)(void *ctx, uint64_t stdin_bytes);
     /* Called in order, on the calling thread, with pieces of at most 64 KiB; nonzero = cancel.
-     * NULL = discard. */
-    int (*output)(void *ctx, enum box_stream stream, const void *data, size_t len);
-    /* Asked about ten times a second; true kills the tree.  NULL = never. */
+     * `offset` is where the piece begins in the output of both streams.  NULL = discard. */
+    int (*output)(void *ctx, enum box_stream stream, uint64_t offset, const void *data, size_t len);
+    /* Asked about ten times a second; true ends the call (`outlives`) or kills the tree. */
     bool (*cancelled)(void *ctx);
     void *ctx;
 };
@@ -159,10 +178,10 @@ struct box_exec_result {
     int status; /* exit status, or 128 + signal */
     int signal; /* 0 = it exited */
     bool timed_out;
-    bool cancelled;
+    bool cancelled;        /* the tree was killed; with `outlives`: the command goes on */
     bool oom_killed;       /* the memory limit killed something while it ran, and it failed */
     bool disk_exceeded;    /* killed because the writable layer was over its limit */
-    bool truncated;        /* output was cut at its limit */
+    bool truncated;        /* output was cut at its limit, or began after `offset` */
     uint64_t output_bytes; /* produced, the cut part too */
     uint32_t wall_ms;
 };
@@ -170,15 +189,31 @@ struct box_exec_result {
 /* Runs one command to its end, which is the end of its first process: what that left in the
  * background goes on, and what it writes later is discarded.  A command that cannot be started is
  * an error (NOT_FOUND, PERMISSION_DENIED, INVALID_ARGUMENT for an unknown user); one that fails is
- * a result.  UNAVAILABLE: the box died. */
+ * a result.  ALREADY_EXISTS: the id is known to init.  UNAVAILABLE: the box died. */
 int box_exec(struct box *b, const struct box_exec_spec *spec, struct box_exec_result *result,
              struct lh_error *err);
 
-/* Goes on with an exec that an earlier process began: all its output from the first byte, then the
- * result.  Only exec_id, output, cancelled and ctx of `spec` are used.  NOT_FOUND: init knows no
- * such exec, or its result was delivered. */
+/* Goes on with an exec that an earlier call or process began: its output from `offset`, then the
+ * result.  The caller that was attached gets ABORTED.  Of `spec` only exec_id, outlives, offset and
+ * the functions are used.  NOT_FOUND: init knows no such exec, or its result was delivered. */
 int box_exec_attach(struct box *b, const struct box_exec_spec *spec, struct box_exec_result *result,
                     struct lh_error *err);
+
+/* What a running exec can be told; what is zero is left as it is. */
+struct box_exec_input {
+    const void *data; /* for its standard input */
+    size_t len;
+    uint64_t offset;     /* of data in the whole input: what arrived before is skipped */
+    bool end;            /* the input ends behind data (a terminal gets Ctrl-D) */
+    uint16_t rows, cols; /* both: the terminal's new size */
+    int signal; /* to the process group of the command; SIGKILL to its whole process tree */
+};
+
+/* Input needs somebody attached (FAILED_PRECONDITION), waits until `deadline_ms` while the command
+ * does not read it, and is exactly-once by `offset`; size and signal reach an exec that init knows,
+ * attached or not, and nothing happens if it has ended. */
+int box_exec_input(struct box *b, const char *exec_id, const struct box_exec_input *input,
+                   int64_t deadline_ms, struct lh_error *err);
 
 /* ---- state ---------------------------------------------------------------------------------- */
 

@@ -17,6 +17,13 @@ struct box_host {
     pid_t spawner_pid;
 };
 
+/* An exec that a thread of ours follows. */
+struct attached {
+    struct attached *next;
+    const char *exec_id;
+    int channel;
+};
+
 struct box {
     struct box_host *host;
     char id[65], hostname[65];
@@ -30,9 +37,10 @@ struct box {
     int control;           /* socket to init */
     unsigned upper;        /* the upper directory is dir/upper.N, its work directory dir/work.N */
     pthread_mutex_t state; /* freeze, thaw, seal, kill */
-    pthread_mutex_t leftover_lock;
+    pthread_mutex_t execs_lock;                    /* for what follows */
     char leftover[BOX_MAX_LEFTOVER][WIRE_ID_SIZE]; /* ended execs whose cgroup has processes */
     size_t n_leftover;
+    struct attached *attached;
 };
 
 enum { BOX_START_MS = 10000, BOX_KILL_MS = 10000, BOX_FREEZE_MS = 10000 };
@@ -42,6 +50,10 @@ void box_upper_names(unsigned n, char upper[32], char work[32]);
 int box_make_upper(int dir_fd, unsigned n, struct lh_error *err);
 int box_upper_fd(const struct box *b, struct lh_error *err);
 bool box_name_valid(const char *name);
+
+/* One request to init, with n_fds descriptors. */
+int box_send_request(const struct box *b, const struct wire_request *req, const int *fds,
+                     size_t n_fds, struct lh_error *err);
 
 /* Receives one report; closes nothing. *pass_fd receives a descriptor or -1. */
 int box_receive_report(int fd, int64_t deadline_ms, struct wire_report *r, int *pass_fd,

@@ -80,20 +80,22 @@ static int stdin_fd(const struct box_exec_spec *s, struct lh_error *err)
     return lh_steal_fd(&fd);
 }
 
-static int send_request(const struct box *b, const struct wire_request *req, const int *fds,
-                        size_t n_fds, struct lh_error *err)
+int box_send_request(const struct box *b, const struct wire_request *req, const int *fds,
+                     size_t n_fds, struct lh_error *err)
 {
     char space[CMSG_SPACE(sizeof(int) * WIRE_EXEC_FDS)] __attribute__((aligned(8))) = {0};
     struct iovec v = {(void *)req, sizeof *req};
     struct msghdr m = {.msg_iov = &v,
                        .msg_iovlen = 1,
-                       .msg_control = space,
-                       .msg_controllen = CMSG_SPACE(n_fds * sizeof(int))};
+                       .msg_control = n_fds ? space : NULL,
+                       .msg_controllen = n_fds ? CMSG_SPACE(n_fds * sizeof(int)) : 0};
     struct pollfd p = {b->control, POLLOUT, 0};
     struct cmsghdr *c = CMSG_FIRSTHDR(&m);
 
-    *c = (struct cmsghdr){CMSG_LEN(n_fds * sizeof(int)), SOL_SOCKET, SCM_RIGHTS};
-    memcpy(CMSG_DATA(c), fds, n_fds * sizeof(int));
+    if (c) {
+        *c = (struct cmsghdr){CMSG_LEN(n_fds * sizeof(int)), SOL_SOCKET, SCM_RIGHTS};
+        memcpy(CMSG_DATA(c), fds, n_fds * sizeof(int));
+    }
     while (sendmsg(b->control, &m, MSG_NOSIGNAL | MSG_DONTWAIT) < 0) {
         if (errno != EAGAIN)
             return lh_fail(err, LH_UNAVAILABLE, "sandbox %s has died", b->id);
@@ -106,17 +108,18 @@ static int send_request(const struct box *b, const struct wire_request *req, con
 /* ---- one exec in progress ------------------------------------------------------------------ */
 
 struct running {
+    struct attached attached;
     struct box *box;
     const struct box_exec_spec *spec;
     struct box_exec_result *result;
-    int channel;
     int kill; /* cgroup.kill of the exec, -1 when attached without one */
     int64_t
         hard_deadline_ms; /* init enforces the timeout; this is when the host stops trusting it */
     int64_t next_disk_ms;
     bool killed, told; /* told: init has said its last word */
+    bool known;        /* init has an exec of this id */
     uint64_t oom_kills;
-    char data[sizeof(struct wire_event) + WIRE_CHUNK];
+    char data[sizeof(struct wire_event) + WIRE_CHUNK + 1]; /* a NUL behind it */
 };
 
 static void kill_tree(struct running *x)
@@ -140,17 +143,24 @@ static bool disk_exceeded(struct running *x)
     return over;
 }
 
-/* What may end an exec besides itself.  Negative = give up waiting. */
+/* 1 = nothing to wait for. */
+static int cancel(struct running *x)
+{
+    x->result->cancelled = true;
+    if (!x->spec->outlives)
+        kill_tree(x);
+    return x->spec->outlives;
+}
+
+/* What may end an exec besides itself.  Negative = give up waiting; 1 = leave it. */
 static int check(struct running *x, struct lh_error *err)
 {
     struct pollfd dead = {x->box->pidfd, POLLIN, 0};
 
     if (poll(&dead, 1, 0) > 0)
         return lh_fail(err, LH_UNAVAILABLE, "sandbox %s has died", x->box->id);
-    if (!x->killed && x->spec->cancelled && x->spec->cancelled(x->spec->ctx)) {
-        x->result->cancelled = true;
-        kill_tree(x);
-    }
+    if (!x->killed && x->spec->cancelled && x->spec->cancelled(x->spec->ctx))
+        return cancel(x);
     if (!x->killed && disk_exceeded(x)) {
         x->result->disk_exceeded = true;
         kill_tree(x);
@@ -193,10 +203,20 @@ static int fail_start(const struct wire_event *ev, const char *step, struct lh_e
     }
 }
 
+static int take_output(struct running *x, const struct wire_event *ev, const char *data, size_t len)
+{
+    enum box_stream stream = ev->kind == WIRE_OUT ? BOX_OUT : BOX_ERR;
+
+    if (!x->spec->output || x->result->cancelled ||
+        x->spec->output(x->spec->ctx, stream, ev->offset, data, len) == 0)
+        return 0;
+    return cancel(x);
+}
+
 /* One event.  1 = it was the last. */
 static int take_event(struct running *x, struct lh_error *err)
 {
-    ssize_t n = recv(x->channel, x->data, sizeof x->data - 1, MSG_DONTWAIT);
+    ssize_t n = recv(x->attached.channel, x->data, sizeof x->data - 1, MSG_DONTWAIT);
     struct wire_event ev;
 
     if (n < 0 && errno == EAGAIN)
@@ -206,6 +226,13 @@ static int take_event(struct running *x, struct lh_error *err)
     memcpy(&ev, x->data, sizeof ev);
     char *data = x->data + sizeof ev;
     size_t len = (size_t)n - sizeof ev;
+    if (ev.kind == WIRE_MOVED)
+        return lh_fail(err, LH_ABORTED, "somebody else attached to exec %s", x->spec->exec_id);
+    if (ev.kind == WIRE_ATTACHED) {
+        if (x->spec->attached)
+            x->spec->attached(x->spec->ctx, ev.stdin_bytes);
+        return 0;
+    }
     x->result->output_bytes = ev.output_bytes;
     x->result->truncated = ev.truncated;
     x->told = ev.kind == WIRE_EXIT || ev.kind == WIRE_NO_START;
@@ -217,18 +244,13 @@ static int take_event(struct running *x, struct lh_error *err)
         finish(x, &ev);
         return 1;
     }
-    enum box_stream stream = ev.kind == WIRE_OUT ? BOX_OUT : BOX_ERR;
-    if (x->spec->output && !x->result->cancelled &&
-        x->spec->output(x->spec->ctx, stream, data, len) != 0) {
-        x->result->cancelled = true;
-        kill_tree(x);
-    }
-    return 0;
+    return take_output(x, &ev, data, len);
 }
 
 static int follow(struct running *x, struct lh_error *err)
 {
-    struct pollfd p = {x->channel, POLLIN, 0};
+    struct pollfd p = {x->attached.channel, POLLIN, 0};
+    struct wire_input taken = {.kind = WIRE_TAKEN};
     int64_t next_check = lh_now_ms() + TICK_MS;
     int r = 0;
 
@@ -240,8 +262,8 @@ static int follow(struct running *x, struct lh_error *err)
             next_check = lh_now_ms() + TICK_MS;
         }
     }
-    if (x->told) /* init may forget */
-        send(x->channel, "k", 1, MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (x->told && !x->spec->outlives) /* init may forget */
+        send(x->attached.channel, &taken, sizeof taken, MSG_NOSIGNAL | MSG_DONTWAIT);
     return r < 0 ? r : 0;
 }
 
@@ -251,7 +273,7 @@ static int follow(struct running *x, struct lh_error *err)
  * is an occasion to look again; the rest goes with the box. */
 static void tidy(struct box *b, const char *exec_id)
 {
-    LH_LOCKED(&b->leftover_lock);
+    LH_LOCKED(&b->execs_lock);
     size_t kept = 0;
 
     for (size_t i = 0; i < b->n_leftover; i++)
@@ -262,6 +284,19 @@ static void tidy(struct box *b, const char *exec_id)
         snprintf(b->leftover[b->n_leftover++], WIRE_ID_SIZE, "%s", exec_id);
 }
 
+static uint32_t flags_of(const struct box_exec_spec *s)
+{
+    return (s->terminal ? WIRE_PTY : 0) | (s->stdin_open ? WIRE_STDIN : 0) |
+           (s->keep_tail ? WIRE_TAIL : 0) | (s->outlives ? WIRE_KEPT : 0);
+}
+
+static uint32_t open_files_of(const struct box *b, const struct box_exec_spec *s)
+{
+    uint32_t asked = s->limits.open_files, most = b->limits.open_files;
+
+    return asked && asked < most ? asked : most;
+}
+
 static int begin(struct running *x, int channel, struct lh_error *err)
 {
     const struct box_exec_spec *s = x->spec;
@@ -270,31 +305,70 @@ static int begin(struct running *x, int channel, struct lh_error *err)
     lh_autoclose int input = strings < 0 ? -1 : stdin_fd(s, err);
     lh_autoclose int dir = -1;
     struct wire_request req = {.op = WIRE_EXEC,
+                               .flags = flags_of(s),
                                .timeout_ms = s->timeout_ms,
+                               .rows = s->rows,
+                               .cols = s->cols,
                                .output_bytes =
                                    s->output_bytes ? s->output_bytes : b->limits.output_bytes,
-                               .open_files = b->limits.open_files};
+                               .limits = {.open_files = open_files_of(b, s),
+                                          .cpu_seconds = s->limits.cpu_seconds,
+                                          .memory_bytes = s->limits.memory_bytes,
+                                          .file_bytes = s->limits.file_bytes}};
 
     if (strings < 0 || input < 0 ||
         cgroup_exec_create(b->cgroup, s->exec_id, &dir, &x->kill, err) < 0)
         return err ? err->code : LH_INTERNAL;
+    x->known = true;
     memcpy(req.exec_id, s->exec_id, strlen(s->exec_id));
     const int fds[WIRE_EXEC_FDS] = {channel, strings, input, dir, x->kill};
-    return send_request(b, &req, fds, WIRE_EXEC_FDS, err);
+    return box_send_request(b, &req, fds, WIRE_EXEC_FDS, err);
 }
 
 static int attach(struct running *x, int channel, struct lh_error *err)
 {
-    struct wire_request req = {.op = WIRE_ATTACH};
+    struct wire_request req = {.op = WIRE_ATTACH, .offset = x->spec->offset};
 
     memcpy(req.exec_id, x->spec->exec_id, strlen(x->spec->exec_id));
     x->kill = cgroup_exec_kill_fd(x->box->cgroup, x->spec->exec_id);
-    return send_request(x->box, &req, &channel, 1, err);
+    x->known = true;
+    return box_send_request(x->box, &req, &channel, 1, err);
+}
+
+static void enlist(struct running *x)
+{
+    LH_LOCKED(&x->box->execs_lock);
+    x->attached.next = x->box->attached;
+    x->box->attached = &x->attached;
+}
+
+static void delist(struct running *x)
+{
+    LH_LOCKED(&x->box->execs_lock);
+    struct attached **at = &x->box->attached;
+
+    while (*at != &x->attached)
+        at = &(*at)->next;
+    *at = x->attached.next;
+}
+
+typedef int first_fn(struct running *x, int channel, struct lh_error *err);
+
+static int follow_from(struct running *x, first_fn *first, int channel, struct lh_error *err)
+{
+    int r = first(x, channel, err);
+
+    close(channel);
+    if (r < 0)
+        return r;
+    enlist(x);
+    r = follow(x, err);
+    delist(x);
+    return r;
 }
 
 static int run(struct box *b, const struct box_exec_spec *spec, struct box_exec_result *result,
-               int (*first)(struct running *x, int channel, struct lh_error *err),
-               int64_t hard_deadline_ms, struct lh_error *err)
+               first_fn *first, int64_t hard_deadline_ms, struct lh_error *err)
 {
     lh_autofree struct running *x = calloc(1, sizeof *x);
     struct cgroup_counts before = {0};
@@ -306,22 +380,20 @@ static int run(struct box *b, const struct box_exec_spec *spec, struct box_exec_
     if (!x || socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, p) < 0)
         return lh_fail_errno(err, x ? errno : ENOMEM, "exec in sandbox %s", b->id);
     cgroup_count(&b->host->cgroups, b->id, &before, NULL);
+    x->attached = (struct attached){.exec_id = spec->exec_id, .channel = p[0]};
     x->box = b;
     x->spec = spec;
     x->result = result;
-    x->channel = p[0];
     x->kill = -1;
     x->hard_deadline_ms = hard_deadline_ms;
     x->next_disk_ms = lh_now_ms() + DISK_CHECK_MS;
     x->oom_kills = before.oom_kills;
-    int r = first(x, p[1], err);
-    close(p[1]);
-    if (r == 0)
-        r = follow(x, err);
-    close(x->channel);
+    int r = follow_from(x, first, p[1], err);
+    close(p[0]);
     if (x->kill >= 0)
         close(x->kill);
-    tidy(b, spec->exec_id);
+    if (x->known)
+        tidy(b, spec->exec_id);
     return r;
 }
 

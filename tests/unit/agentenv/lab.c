@@ -118,7 +118,7 @@ struct box *lab_start(struct lab *l, const char *id)
     return b;
 }
 
-static int collect(void *ctx, enum box_stream stream, const void *data, size_t len)
+static int collect(void *ctx, enum box_stream stream, uint64_t offset, const void *data, size_t len)
 {
     struct lab_result *r = ctx;
     char *to = stream == BOX_OUT ? r->out : r->err;

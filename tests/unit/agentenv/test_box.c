@@ -190,7 +190,8 @@ struct lived {
     bool ok;
 };
 
-static int tell_first(void *ctx, enum box_stream stream, const void *data, size_t len)
+static int tell_first(void *ctx, enum box_stream stream, uint64_t offset, const void *data,
+                      size_t len)
 {
     const int *fd = ctx;
     char c = 'x';
@@ -249,7 +250,8 @@ static struct lived live_and_die(const struct lab *l)
     return who;
 }
 
-static int collect_adopted(void *ctx, enum box_stream stream, const void *data, size_t len)
+static int collect_adopted(void *ctx, enum box_stream stream, uint64_t offset, const void *data,
+                           size_t len)
 {
     strncat(ctx, data, len);
     return 0;
