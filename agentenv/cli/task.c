@@ -173,6 +173,9 @@ static error_t parse_ls(int key, char *arg, struct argp_state *state)
             argp_error(state, "--split takes train or eval, not '%s'", arg);
         req->split = split;
         return 0;
+    case 'q':
+        req->quarantined = true;
+        return 0;
     case ARGP_KEY_ARG:
         if (*req->name_prefix)
             argp_usage(state);
@@ -203,6 +206,7 @@ static int task_ls(struct cli *cli, int argc, char **argv, struct lh_error *err)
 {
     static const struct argp_option options[] = {
         {"split", 's', "train|eval", 0, "Only these", 0},
+        {"quarantined", 'q', NULL, 0, "Only those that no job draws, see task release", 0},
         {0},
     };
     static const struct argp argp = {
@@ -230,7 +234,7 @@ static int task_ls(struct cli *cli, int argc, char **argv, struct lh_error *err)
     return cli_print(cli, rows, columns, err);
 }
 
-/* ---- show, rm ---- */
+/* ---- show, rm, release ---- */
 
 struct naming {
     Longhaul__Task__V1__TaskName req;
@@ -313,11 +317,30 @@ static int task_rm(struct cli *cli, int argc, char **argv, struct lh_error *err)
                     (ProtobufCMessage **)&done, err);
 }
 
+static int task_release(struct cli *cli, int argc, char **argv, struct lh_error *err)
+{
+    static const struct argp argp = {
+        .parser = parse_name,
+        .args_doc = "NAME",
+        .doc = "Ends the quarantine of a task; its failures are counted from 0 again.",
+    };
+    Longhaul__Task__V1__TaskName req = LONGHAUL__TASK__V1__TASK_NAME__INIT;
+    lh_automsg(Longhaul__Task__V1__ReleaseTaskReply) done = NULL;
+
+    int r = cli_parse(&argp, argc, argv, &req);
+    if (r)
+        return r;
+    return cli_call(cli, "/longhaul.task.v1.Tasks/Release", &req.base,
+                    &longhaul__task__v1__release_task_reply__descriptor, CALL_MS,
+                    (ProtobufCMessage **)&done, err);
+}
+
 const struct cli_verb task_verbs[] = {
     {"task register", "FILE", "validate, verify and register the tasks of a file", task_register},
     {"task ls", "[PREFIX]", "list tasks", task_ls},
     {"task show", "NAME", "print a task in text format", task_show},
     {"task rm", "NAME", "remove a task", task_rm},
+    {"task release", "NAME", "end the quarantine of a task", task_release},
     {"image import", "NAME PATH", "import a root file system, directory or tar", image_import},
     {"image ls", "", "list images", image_ls},
     {"image rm", "NAME", "remove an image nobody uses", image_rm},

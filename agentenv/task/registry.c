@@ -194,6 +194,17 @@ int task_delete(struct daemon *d, const char *name, struct lh_error *err)
     return db_end(db, r, err);
 }
 
+int task_release(struct daemon *d, const char *name, struct lh_error *err)
+{
+    int r =
+        db_run(daemon_db(d), err,
+               "UPDATE tasks SET infra_failures = 0, quarantined = 0 WHERE name = ?", "s", name);
+
+    if (r == 0 && db_changes(daemon_db(d)) == 0)
+        r = lh_fail(err, LH_NOT_FOUND, "no task %s is registered", name);
+    return r;
+}
+
 int task_note_verdict(struct daemon *d, const RegisteredTask *t, bool infra_failed,
                       struct lh_error *err)
 {

@@ -25,9 +25,13 @@ int task_store(struct daemon *d, const Task *task, const uint8_t digest[TASK_DIG
 bool task_is_registered(struct daemon *d, const Task *task, const uint8_t digest[TASK_DIGEST],
                         bool verified);
 int task_delete(struct daemon *d, const char *name, struct lh_error *err);
-/* Counts infrastructure failures in a row, and puts the task in quarantine after too many. */
+/* Counts infrastructure failures in a row, of its setup or its verifier, and puts the task in
+ * quarantine after too many.  Nothing of it is refused then; those who draw tasks pass over it. */
 int task_note_verdict(struct daemon *d, const RegisteredTask *task, bool infra_failed,
                       struct lh_error *err);
+
+/* Out of quarantine. */
+int task_release(struct daemon *d, const char *name, struct lh_error *err);
 
 struct candidate {
     char key[192];

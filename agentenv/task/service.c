@@ -77,15 +77,16 @@ static int list_rpc(void *ctx, struct rpc_call *call, const ProtobufCMessage *re
     int r = db_each(daemon_db(ctx), err, add_summary, &l,
                     "SELECT name, revision, split, family, digest, verified, quarantined FROM tasks"
                     " WHERE name > ? AND substr(name, 1, length(?)) = ? AND (? = 0 OR split = ?)"
-                    " ORDER BY name LIMIT ?",
-                    "sssiil", req->after, req->name_prefix, req->name_prefix, (int)req->split,
-                    (int)req->split, req->limit ? (int64_t)req->limit : INT64_MAX);
+                    " AND quarantined >= ? ORDER BY name LIMIT ?",
+                    "sssiiil", req->after, req->name_prefix, req->name_prefix, (int)req->split,
+                    (int)req->split, (int)req->quarantined,
+                    req->limit ? (int64_t)req->limit : INT64_MAX);
     if (r == 0)
         *reply = &lh_steal(&list)->base;
     return r;
 }
 
-/* ---- Show, Remove ---- */
+/* ---- Show, Remove, Release ---- */
 
 static int show_rpc(void *ctx, struct rpc_call *call, const ProtobufCMessage *request,
                     ProtobufCMessage **reply, struct lh_error *err)
@@ -114,6 +115,20 @@ static int remove_rpc(void *ctx, struct rpc_call *call, const ProtobufCMessage *
     *done = empty;
     *reply = &done->base;
     return 0;
+}
+
+static int release_rpc(void *ctx, struct rpc_call *call, const ProtobufCMessage *request,
+                       ProtobufCMessage **reply, struct lh_error *err)
+{
+    static const Longhaul__Task__V1__ReleaseTaskReply empty =
+        LONGHAUL__TASK__V1__RELEASE_TASK_REPLY__INIT;
+    Longhaul__Task__V1__ReleaseTaskReply *done = malloc(sizeof *done);
+
+    if (!done)
+        return lh_fail(err, LH_RESOURCE_EXHAUSTED, "no memory for a reply");
+    *done = empty;
+    *reply = &done->base;
+    return task_release(ctx, ((const Longhaul__Task__V1__TaskName *)request)->name, err);
 }
 
 /* ---- hooks ---- */
@@ -158,11 +173,8 @@ static int exec_defaults(struct daemon *d, const char *name, struct daemon_exec_
 }
 
 static const struct rpc_method methods[] = {
-    {"Add", .stream = task_add_rpc},
-    {"List", .unary = list_rpc},
-    {"Show", .unary = show_rpc},
-    {"Remove", .unary = remove_rpc},
-    {NULL},
+    {"Add", .stream = task_add_rpc}, {"List", .unary = list_rpc},       {"Show", .unary = show_rpc},
+    {"Remove", .unary = remove_rpc}, {"Release", .unary = release_rpc}, {NULL},
 };
 
 const struct daemon_hooks task_hooks = {

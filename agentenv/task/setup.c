@@ -10,7 +10,10 @@
 #include "agentenv/task/exec.h"
 #include "agentenv/task/registry.h"
 #include "proto/clock.h"
+#include "proto/log.h"
 #include "proto/parse.h"
+
+LH_LOG_COMPONENT("task");
 
 int task_put_files(struct daemon *d, const char *sandbox, Longhaul__Task__V1__File *const *files,
                    size_t n, struct lh_error *err)
@@ -109,14 +112,30 @@ static int set_up(struct daemon *d, const Task *t, const char *sandbox, int64_t 
     return r;
 }
 
+/* A command said no, or took too long; anything else is the daemon's trouble.  A candidate is not
+ * registered, and what is registered under its name did not fail. */
+static void note_failure(struct daemon *d, const char *name, const RegisteredTask *t, int r)
+{
+    struct lh_error err = {0};
+
+    if ((r != LH_FAILED_PRECONDITION && r != LH_DEADLINE_EXCEEDED) || strcmp(name, t->task->name))
+        return;
+    if (task_note_verdict(d, t, true, &err) < 0)
+        lh_warn("failure not counted", "task=%s why=%s", name, err.message);
+}
+
 int task_setup(struct daemon *d, const char *name, const char *sandbox, int64_t deadline_ms,
                struct lh_error *err)
 {
     lh_automsg(RegisteredTask) t = task_fetch(d, name, err);
+    struct lh_error why = {0};
 
     if (!t)
         return err ? err->code : LH_NOT_FOUND;
-    int r = set_up(d, t->task, sandbox, deadline_ms, err);
+    int r = set_up(d, t->task, sandbox, deadline_ms, &why);
+    note_failure(d, name, t, r);
+    if (r < 0)
+        lh_fail(err, r, "%s", why.message);
     return r < 0 ? lh_wrap(err, "sandbox of task %s", t->task->name) : 0;
 }
 

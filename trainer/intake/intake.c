@@ -41,15 +41,18 @@ static size_t collect(struct intake *in, struct channel_message **m)
     return n;
 }
 
-static void take_cleaned(struct intake *in)
+static void hear_janitor(struct intake *in)
 {
     char id[LH_ID_SIZE];
 
-    while (in->janitor && janitor_take(in->janitor, id)) {
+    if (!in->janitor)
+        return;
+    while (janitor_take(in->janitor, id)) {
         struct trajectory *t = intake_find_trajectory(in, id);
         if (t)
             t->cleaning = false;
     }
+    janitor_take_quarantine(in->janitor, &in->quarantine);
 }
 
 static int turn(struct intake *in, struct lh_error *err)
@@ -60,7 +63,7 @@ static int turn(struct intake *in, struct lh_error *err)
 
     {
         LH_LOCKED(&in->lock);
-        take_cleaned(in);
+        hear_janitor(in);
         r = intake_receive(in, m, n, err);
         if (r == 0)
             r = intake_dispatch(in, err);
@@ -171,7 +174,9 @@ static int clean_agentenv(struct intake *in, struct lh_error *err)
     if (!prefix)
         return lh_fail_errno(err, ENOMEM, "cleaning up");
     int r = janitor_remove_sandboxes(in->options.agentenv, prefix, UINT32_MAX, AGENTENV_MS, err);
-    return r < 0 ? r : reconcile_snapshots(in, err);
+    if (r == 0)
+        r = reconcile_snapshots(in, err);
+    return r < 0 ? r : quarantine_ask(in->options.agentenv, AGENTENV_MS, &in->quarantine, err);
 }
 
 /* Sandboxes of the old attempts go, then nothing of those attempts is accepted any more. */
@@ -245,6 +250,7 @@ void intake_destroy(struct intake *in)
     if (in->thread_runs)
         pthread_join(in->thread, NULL);
     janitor_destroy(in->janitor);
+    quarantine_finish(&in->quarantine);
     channel_intake_destroy(in->channel);
     for (size_t i = 0; i < in->n_rounds; i++)
         intake_free_round(in->rounds[i]);

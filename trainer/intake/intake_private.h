@@ -53,6 +53,7 @@ struct intake {
     struct ledger *ledger;
     struct channel_intake *channel;
     struct janitor *janitor;
+    struct quarantine quarantine;
     pthread_t thread;
     bool thread_runs;
     atomic_bool stop;

@@ -14,7 +14,7 @@
 
 LH_LOG_COMPONENT("intake");
 
-enum { CALL_MS = 4000, RETRY_MS = 500 };
+enum { CALL_MS = 4000, RETRY_MS = 500, ASK_MS = 2000 };
 
 struct chore {
     struct chore *next;
@@ -30,6 +30,9 @@ struct janitor {
     pthread_mutex_t lock;
     pthread_cond_t changed;
     struct chore *todo, **todo_end, *done;
+    struct quarantine answer;
+    bool answered; /* and not taken */
+    int64_t ask_at_ms;
     bool stop, thread_runs;
 };
 
@@ -87,6 +90,25 @@ static void wait_for_work(struct janitor *j, int ms)
     lh_wait_until(&j->changed, &j->lock, lh_now_ms() + ms);
 }
 
+/* With the lock held, and without it during the call. */
+static void ask(struct janitor *j)
+{
+    struct quarantine q;
+    struct lh_error err = {0};
+
+    pthread_mutex_unlock(&j->lock);
+    int r = quarantine_ask(j->agentenv, CALL_MS, &q, &err);
+    pthread_mutex_lock(&j->lock);
+    j->ask_at_ms = lh_now_ms() + ASK_MS;
+    if (r < 0) {
+        lh_warn("quarantine", "%s", err.message);
+        return;
+    }
+    quarantine_finish(&j->answer);
+    j->answer = q;
+    j->answered = true;
+}
+
 /* A chore is repeated until agentenvd does it: dispatching on top of a sandbox that still runs
  * would give one trajectory two worlds. */
 static void *serve(void *arg)
@@ -95,6 +117,8 @@ static void *serve(void *arg)
 
     pthread_mutex_lock(&j->lock);
     while (!j->stop) {
+        if (lh_now_ms() >= j->ask_at_ms)
+            ask(j);
         struct chore *c = j->todo;
         struct lh_error err = {0};
         if (!c) {
@@ -159,6 +183,7 @@ void janitor_destroy(struct janitor *j)
     }
     free_chores(j->todo);
     free_chores(j->done);
+    quarantine_finish(&j->answer);
     free(j->job_id);
     free(j);
 }
@@ -195,4 +220,15 @@ bool janitor_take(struct janitor *j, char trajectory[LH_ID_SIZE])
     memcpy(trajectory, c->trajectory, LH_ID_SIZE);
     free(c);
     return true;
+}
+
+void janitor_take_quarantine(struct janitor *j, struct quarantine *q)
+{
+    LH_LOCKED(&j->lock);
+    if (!j->answered)
+        return;
+    quarantine_finish(q);
+    *q = j->answer;
+    j->answer = (struct quarantine){0};
+    j->answered = false;
 }

@@ -1,5 +1,6 @@
-/* Removes what earlier attempts of a trajectory left in agentenvd, on a thread of its own: the
- * calls may wait for a daemon that is busy or away, and the intake may not. */
+/* The intake's calls to agentenvd, on a thread of its own: they may wait for a daemon that is busy
+ * or away, and the intake may not.  It removes what earlier attempts of a trajectory left, and asks
+ * which tasks are in quarantine. */
 #ifndef TRAINER_INTAKE_JANITOR_H
 #define TRAINER_INTAKE_JANITOR_H
 
@@ -10,6 +11,7 @@
 #include "proto/error.h"
 #include "proto/id.h"
 #include "proto/rpc.h"
+#include "trainer/intake/quarantine.h"
 
 struct janitor;
 
@@ -23,6 +25,9 @@ int janitor_add(struct janitor *j, const char *trajectory, const char *keep, uin
                 struct lh_error *err);
 /* True and its id once for each trajectory that is clean. */
 bool janitor_take(struct janitor *j, char trajectory[LH_ID_SIZE]);
+
+/* The newest answer, once: replaces *q. */
+void janitor_take_quarantine(struct janitor *j, struct quarantine *q);
 
 /* Owner of a trajectory's sandboxes and snapshots; "" = the prefix of all of the job. */
 char *janitor_owner(const char *job_id, const char *trajectory);

@@ -7,7 +7,10 @@
 #include <string.h>
 
 #include "proto/clock.h"
+#include "proto/log.h"
 #include "trainer/intake/intake_private.h"
+
+LH_LOG_COMPONENT("intake");
 
 struct round *intake_find_round(struct intake *in, const char *name)
 {
@@ -110,13 +113,41 @@ static const struct plan_task *task_of(struct intake *in, const struct round *r)
                               : plan_random(r->spec.tasks, in->options.job_seed, r->next);
 }
 
+static bool all_in_quarantine(const struct intake *in, const struct round *r)
+{
+    for (size_t i = 0; i < r->spec.tasks->n_tasks; i++)
+        if (!quarantine_has(&in->quarantine, r->spec.tasks->tasks[i].name))
+            return false;
+    return true;
+}
+
+/* The next index whose task may be drawn.  An index that is passed over is like that of a dropped
+ * group: no other task takes its place, so what is drawn later stays what it would have been. */
+static const struct plan_task *draw(struct intake *in, struct round *r, struct lh_error *err)
+{
+    const struct plan_task *task;
+
+    if (all_in_quarantine(in, r)) {
+        lh_fail(err, LH_FAILED_PRECONDITION,
+                "every task of the round is in quarantine; see agentenv task ls --quarantined, and "
+                "agentenv task release");
+        return NULL;
+    }
+    while (task = task_of(in, r), quarantine_has(&in->quarantine, task->name)) {
+        lh_warn("quarantine", "round=%s index=%lld task=%s is passed over", r->spec.name,
+                (long long)r->next, task->name);
+        r->next++;
+    }
+    return task;
+}
+
 static int open_group(struct intake *in, struct round *r, struct lh_error *err)
 {
-    const struct plan_task *task = task_of(in, r);
-    struct group *g = append_group(r, task, err);
+    const struct plan_task *task = draw(in, r, err);
+    struct group *g = task ? append_group(r, task, err) : NULL;
 
     if (!g)
-        return LH_RESOURCE_EXHAUSTED;
+        return task ? LH_RESOURCE_EXHAUSTED : LH_FAILED_PRECONDITION;
     g->row = (struct ledger_group){
         .index = r->next, .task = task->name, .family = task->family, .state = GROUP_DISPATCHED};
     memcpy(g->row.round, r->spec.name, sizeof g->row.round);

@@ -44,7 +44,8 @@ int intake_retry(struct intake *in, struct trajectory *t, bool invalid, struct l
     uint32_t invalids = t->row.invalid + invalid;
     char snapshot[64];
 
-    if (invalid && invalids > in->options.infra_retries)
+    const char *task = t->group->task->name;
+    if (invalid && (invalids > in->options.infra_retries || quarantine_has(&in->quarantine, task)))
         return intake_drop_group(in, t->group, err);
     /* An invalid verdict may come from the very state it would resume in. */
     int r = ledger_next_attempt(in->ledger, t->row.id, t->row.attempt + 1, invalids, invalid, err);
