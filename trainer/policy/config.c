@@ -6,6 +6,8 @@
 #include <jansson.h>
 #include <string.h>
 
+#include "trainer/policy/config_published.h"
+
 struct number {
     const char *key;
     size_t at; /* in struct policy_config */
@@ -39,16 +41,23 @@ static const struct number numbers[] = {
 };
 
 /* Settings of the family that have one value here. */
-static const struct {
+struct fixed {
     const char *key, *value; /* as JSON */
-} fixed[] = {
+};
+static const struct fixed fixed[] = {
     {"model_type", "\"kimi_linear\""}, {"hidden_act", "\"silu\""}, {"attention_bias", "false"},
     {"num_expert_group", "1"},         {"topk_group", "1"},
 };
 
-static const char *const attention_names[] = {
-    [POLICY_KDA] = "linear_attention", [POLICY_MLA] = "full_attention"};
-static const char *const ffn_names[] = {"dense", "sparse"};
+/* The same of what is read and not written. */
+static const struct fixed fixed_if_there[] = {
+    {"mla_use_nope", "true"},
+    {"moe_router_activation_func", "\"sigmoid\""},
+    {"num_nextn_predict_layers", "0"},
+};
+
+static const char *const attention_names[] = {[POLICY_KDA] = CONFIG_KDA, [POLICY_MLA] = CONFIG_MLA};
+static const char *const ffn_names[] = {CONFIG_DENSE, CONFIG_SPARSE};
 
 static int *number_in(struct policy_config *c, const struct number *n)
 {
@@ -104,23 +113,31 @@ static int read_bool(const json_t *root, const char *key, bool absent, bool *to,
     return 0;
 }
 
-static int check_fixed(const json_t *root, const char *name, struct lh_error *err)
+static int check_table(const json_t *root, const struct fixed *table, size_t n, const char *name,
+                       struct lh_error *err)
 {
-    for (size_t i = 0; i < LH_ARRAY_SIZE(fixed); i++) {
-        const json_t *v = json_object_get(root, fixed[i].key);
+    for (size_t i = 0; i < n; i++) {
+        const json_t *v = json_object_get(root, table[i].key);
         json_t *want;
         int same;
 
         if (!v)
             continue;
-        want = json_loads(fixed[i].value, JSON_DECODE_ANY, NULL);
+        want = json_loads(table[i].value, JSON_DECODE_ANY, NULL);
         same = want && json_equal(v, want);
         json_decref(want);
         if (!same)
-            return lh_fail(err, LH_UNIMPLEMENTED, "%s: %s must be %s here", name, fixed[i].key,
-                           fixed[i].value);
+            return lh_fail(err, LH_UNIMPLEMENTED, "%s: %s must be %s here", name, table[i].key,
+                           table[i].value);
     }
     return 0;
+}
+
+static int check_fixed(const json_t *root, const char *name, struct lh_error *err)
+{
+    int r = check_table(root, fixed, LH_ARRAY_SIZE(fixed), name, err);
+
+    return r < 0 ? r : check_table(root, fixed_if_there, LH_ARRAY_SIZE(fixed_if_there), name, err);
 }
 
 /* Which of two names entry i of the list `key` is; negative on error. */
@@ -176,11 +193,12 @@ static int check_together(const struct policy_config *c, const char *name, struc
     return 0;
 }
 
-static int read_all(struct policy_config *c, const json_t *root, const char *name,
-                    struct lh_error *err)
+static int read_all(struct policy_config *c, json_t *root, const char *name, struct lh_error *err)
 {
-    int rc = check_fixed(root, name, err);
+    int rc = config_flatten(root, name, err);
 
+    if (!rc)
+        rc = check_fixed(root, name, err);
     if (!rc)
         rc = read_numbers(c, root, name, err);
     if (!rc)

@@ -4,6 +4,7 @@
 
 #include <math.h>
 
+#include "trainer/policy/config.h"
 #include "trainer/policy/safetensors.h"
 
 static char *slurp(const char *dir, const char *name, size_t *len)
@@ -255,4 +256,69 @@ Test(policy_files, config_numbers_are_bounded)
     config_refused("{" CONFIG_SIZES "\"linear_head_dim\": 8, \"num_hidden_layers\": 1,"
                    "\"layer_types\": [\"half_attention\"], \"mlp_layer_types\": [\"dense\"]}",
                    "layer_types[0]");
+}
+
+/* Kimi-Linear-48B-A3B's own, but for what is not read, with the layers of the first block of four
+ * and the last one. */
+#define PUBLISHED(layers, rest)                                                                    \
+    "{\"architectures\": [\"KimiLinearForCausalLM\"], \"first_k_dense_replace\": 1,"               \
+    "\"head_dim\": 72, \"hidden_act\": \"silu\", \"hidden_size\": 2304,"                           \
+    "\"intermediate_size\": 9216, \"kv_lora_rank\": 512, \"linear_attn_config\": {" layers         \
+    ", \"head_dim\": 128, \"num_heads\": 32, \"short_conv_kernel_size\": 4},"                      \
+    "\"mla_use_nope\": true, \"model_type\": \"kimi_linear\", \"moe_intermediate_size\": 1024,"    \
+    "\"moe_layer_freq\": 1, \"moe_renormalize\": true, \"moe_router_activation_func\": "           \
+    "\"sigmoid\","                                                                                 \
+    "\"num_attention_heads\": 32, \"num_expert_group\": 1, \"num_experts\": 256,"                  \
+    "\"num_experts_per_token\": 8, \"num_hidden_layers\": 5, \"num_key_value_heads\": 32,"         \
+    "\"num_nextn_predict_layers\": 0, \"num_shared_experts\": 1, \"q_lora_rank\": null,"           \
+    "\"qk_nope_head_dim\": 128, \"qk_rope_head_dim\": 64, \"rms_norm_eps\": 1e-05,"                \
+    "\"routed_scaling_factor\": 2.446, \"tie_word_embeddings\": false, \"topk_group\": 1,"         \
+    "\"v_head_dim\": 128, \"vocab_size\": 163840" rest "}"
+
+static int parse(struct policy_config *c, const char *text, struct lh_error *err)
+{
+    return policy_config_parse(c, text, strlen(text), "config.json", err);
+}
+
+Test(policy_files, config_as_published_is_read)
+{
+    static const char text[] =
+        PUBLISHED("\"kda_layers\": [1, 2, 3], \"full_attn_layers\": [4, 5]", "");
+    struct lh_error err = {0};
+    struct policy_config c, again;
+
+    cr_assert(!parse(&c, text, &err), "%s", err.message);
+    cr_assert(c.kda_heads == 32 && c.kda_head_dim == 128 && c.conv_kernel == 4);
+    cr_assert(c.q_lora == 0 && c.experts == 256 && c.shared_experts == 1);
+    for (int i = 0; i < 5; i++) {
+        cr_assert(c.layer_type[i] == (i < 3 ? POLICY_KDA : POLICY_MLA), "layer %d", i);
+        cr_assert(c.moe[i] == (i > 0), "layer %d", i);
+    }
+    lh_autofree char *flat = policy_config_print(&c);
+    cr_assert(!parse(&again, flat, &err), "%s", err.message);
+    lh_autofree char *flat_again = policy_config_print(&again);
+    cr_assert(!strcmp(flat, flat_again), "as it is written, it is the same");
+    policy_config_finish(&c);
+    policy_config_finish(&again);
+}
+
+Test(policy_files, layers_of_the_published_form_must_add_up)
+{
+    static const struct {
+        const char *text, *word;
+    } bad[] = {
+        {PUBLISHED("\"kda_layers\": [1, 2, 3], \"full_attn_layers\": [5]", ""), "leaves layer 4"},
+        {PUBLISHED("\"kda_layers\": [1, 2, 3], \"full_attn_layers\": [3, 4, 5]", ""), "twice"},
+        {PUBLISHED("\"kda_layers\": [0, 1, 2, 3], \"full_attn_layers\": [4]", ""), "1 to 5"},
+        {PUBLISHED("\"kda_layers\": [1, 2, 3, 4, 6], \"full_attn_layers\": [5]", ""), "1 to 5"},
+        {PUBLISHED("\"kda_layers\": 3, \"full_attn_layers\": [4, 5]", ""), "must be a list"},
+        {PUBLISHED("\"kda_layers\": [\"1\"], \"full_attn_layers\": [4, 5]", ""), "1 to 5"},
+    };
+    struct policy_config c;
+
+    for (size_t i = 0; i < LH_ARRAY_SIZE(bad); i++) {
+        struct lh_error err = {0};
+        cr_assert(parse(&c, bad[i].text, &err) == LH_INVALID_ARGUMENT, "%s", bad[i].word);
+        cr_assert(strstr(err.message, bad[i].word), "%s", err.message);
+    }
 }
