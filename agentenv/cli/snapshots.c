@@ -77,6 +77,7 @@ static int snapshot(struct cli *cli, int argc, char **argv, struct lh_error *err
     lh_id_new_text(key);
     req.id = a.argv[0];
     req.idempotency_key = a.key ? (char *)a.key : key;
+    req.even_dead = true;
     if (a.retain)
         req.retain_owner = (char *)a.retain;
     req.attempt = CURRENT_ATTEMPT;

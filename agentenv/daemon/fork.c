@@ -32,10 +32,7 @@ static int take_fork_snapshot(struct daemon *d, const char *id, uint32_t attempt
         return r;
     if (s->state == SB_DEAD)
         o.state = SB_DEAD;
-    if (!s->box) /* it died before this daemon started: nobody can say what its files were part of
-                  */
-        r = lh_fail(err, LH_UNAVAILABLE, "sandbox %s was dead when agentenvd started", s->id);
-    if (r == 0 && key)
+    if (key)
         r = registry_find_key(d, "fork", key, snapshot, err);
     if (r == 0 && (!key || !snapshot[0]))
         r = snapshot_take(d, s, &o, snapshot, err);

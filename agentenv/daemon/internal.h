@@ -114,6 +114,8 @@ int sandbox_wait_execs(struct daemon *d, struct sandbox *s, int64_t deadline_ms,
                        struct lh_error *err);
 
 /* Changes the state, tells watchers and waiters; writes nothing. */
+/* DATA_LOSS, and why: for one without a box, which is dead. */
+int sandbox_has_no_files(const struct sandbox *s, struct lh_error *err);
 void sandbox_set_state(struct daemon *d, struct sandbox *s, int state, int cause);
 const char *sandbox_state_name(int state);
 /* A message for List and Show.  With `usage`, asks the kernel for memory and processes. */

@@ -48,8 +48,9 @@ static int discard(struct daemon *d, struct sandbox *s, struct lh_error *err)
     return r;
 }
 
-static struct box *adopt_box(struct daemon *d, struct sandbox *s,
-                             const struct box_identity *identity, struct lh_error *err)
+/* Its box, taken over, or with `identity` NULL buried. */
+static struct box *take_box(struct daemon *d, struct sandbox *s,
+                            const struct box_identity *identity, struct lh_error *err)
 {
     lh_autofree char *dir = sandbox_dir(d, s->id);
     struct chain chain;
@@ -59,14 +60,26 @@ static struct box *adopt_box(struct daemon *d, struct sandbox *s,
     if (chain_load(d, s, NULL, &chain, err) < 0)
         return NULL;
     struct box_spec spec = sandbox_box_spec(s, dir, &chain);
-    struct box *box = box_adopt(d->host, &spec, identity, err);
+    struct box *box =
+        identity ? box_adopt(d->host, &spec, identity, err) : box_bury(d->host, &spec, err);
     chain_finish(&chain);
     return box;
+}
+
+/* Its files stay readable.  Without a box they are not: it was cut off in the middle of a seal. */
+static void bury_box(struct daemon *d, struct sandbox *s)
+{
+    struct lh_error why = {0};
+
+    s->box = take_box(d, s, NULL, &why);
+    if (!s->box)
+        lh_warn("files of a dead sandbox", "sandbox=%s why=%s", s->id, why.message);
 }
 
 static int bury(struct daemon *d, struct sandbox *s, int cause, const char *why,
                 struct lh_error *err)
 {
+    bury_box(d, s);
     s->state = SB_DEAD;
     s->cause = cause;
     lh_info("sandbox is dead", "sandbox=%s why=%s", s->id, why);
@@ -81,7 +94,7 @@ static int adopt(struct daemon *d, struct registry_row *row, struct lh_error *er
     if (!row->this_boot)
         return bury(d, s, LONGHAUL__SANDBOX__V1__DEATH_CAUSE__DEATH_HOST_RESTART,
                     "the host was restarted", err);
-    s->box = adopt_box(d, s, &row->identity, &why);
+    s->box = take_box(d, s, &row->identity, &why);
     if (!s->box) /* FAILED_PRECONDITION: alive, but cut off in the middle of a seal */
         return bury(d, s,
                     why.code == LH_FAILED_PRECONDITION
@@ -109,6 +122,8 @@ static int recover_row(struct daemon *d, struct registry_row *row, struct lh_err
     s->had_layers = layers > 0;
     if (r == 0 && s->state != SB_DEAD)
         r = adopt(d, row, err);
+    else if (r == 0)
+        bury_box(d, s);
     sandbox_add(d, s);
     return r;
 }

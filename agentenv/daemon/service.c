@@ -178,11 +178,12 @@ static int reply_snapshot(struct daemon *d, const char *id, ProtobufCMessage **r
 static int take_snapshot(struct daemon *d, const V1(SnapshotRequest) * req, int64_t deadline_ms,
                          char id[LH_ID_SIZE], struct lh_error *err)
 {
-    const struct snapshot_options o = {.key_kind = "snapshot",
-                                       .key = req->idempotency_key,
-                                       .owner = req->retain_owner,
-                                       .durable = true,
-                                       .state = SB_SNAPSHOTTING};
+    unsigned states = SB_IN(SB_RUNNING) | SB_IN(SB_FROZEN) | (req->even_dead ? SB_IN(SB_DEAD) : 0);
+    struct snapshot_options o = {.key_kind = "snapshot",
+                                 .key = req->idempotency_key,
+                                 .owner = req->retain_owner,
+                                 .durable = true,
+                                 .state = SB_SNAPSHOTTING};
     struct sandbox *s;
     int r = registry_find_key(d, "snapshot", req->idempotency_key, id, err);
 
@@ -190,10 +191,11 @@ static int take_snapshot(struct daemon *d, const V1(SnapshotRequest) * req, int6
     if (r == 0 && id[0] && snapshot_is_ready(d, id))
         return 0;
     if (r == 0)
-        r = sandbox_begin(d, req->id, req->attempt, SB_IN(SB_RUNNING) | SB_IN(SB_FROZEN),
-                          HOLD_ALONE, deadline_ms, &s, err);
+        r = sandbox_begin(d, req->id, req->attempt, states, HOLD_ALONE, deadline_ms, &s, err);
     if (r < 0)
         return r;
+    if (s->state == SB_DEAD)
+        o.state = SB_DEAD;
     r = registry_find_key(d, "snapshot", req->idempotency_key, id, err);
     if (r == 0 && !id[0])
         r = snapshot_take(d, s, &o, id, err);

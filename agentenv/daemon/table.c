@@ -167,7 +167,7 @@ static int check_state(const struct sandbox *s, unsigned states, struct lh_error
     if (s->state == SB_FROZEN)
         hint = "; thaw it first";
     else if (s->state == SB_DEAD)
-        hint = "; remove it, and resume from a snapshot";
+        hint = "; its files can be listed, copied out and snapshotted";
     return lh_fail(err, LH_FAILED_PRECONDITION, "sandbox %s is %s%s", s->id,
                    sandbox_state_name(s->state), hint);
 }
@@ -255,6 +255,13 @@ void sandbox_set_state(struct daemon *d, struct sandbox *s, int state, int cause
     pthread_cond_broadcast(&s->changed);
 }
 
+int sandbox_has_no_files(const struct sandbox *s, struct lh_error *err)
+{
+    return lh_fail(err, LH_DATA_LOSS,
+                   "sandbox %s was cut off in the middle of a seal; resume from its last snapshot",
+                   s->id);
+}
+
 static int copy_string(char **to, const char *from)
 {
     *to = strdup(from ? from : "");
@@ -278,8 +285,9 @@ V1(Sandbox) * sandbox_message(struct daemon *d, struct sandbox *s, bool usage, s
     m->cause = (V1(DeathCause))s->cause;
     m->attempt = s->attempt;
     m->created_ms = s->created_ms;
-    m->init_pid = s->box ? s->init_pid : 0;
-    bool ask = usage && s->box && !s->busy;
+    bool lives = s->box && s->state != SB_DEAD;
+    m->init_pid = lives ? s->init_pid : 0;
+    bool ask = usage && lives && !s->busy;
     s->execs += ask; /* keeps the box */
     pthread_mutex_unlock(&d->lock);
     if (!ask)

@@ -18,6 +18,13 @@ struct opened {
     struct inroot root;
 };
 
+static int root_of(struct sandbox *s, struct lh_error *err)
+{
+    if (!s->box)
+        return sandbox_has_no_files(s, err);
+    return s->state == SB_DEAD ? box_dead_root_fd(s->box, err) : box_root_fd(s->box, err);
+}
+
 static int open_files(struct daemon *d, const char *id, unsigned states, struct opened *o,
                       struct lh_error *err)
 {
@@ -28,7 +35,7 @@ static int open_files(struct daemon *d, const char *id, unsigned states, struct 
         return r;
     o->d = d;
     o->root = (struct inroot){
-        .fd = box_root_fd(o->s->box, err), .uid_base = BOX_UID_BASE, .uid_count = BOX_UID_COUNT};
+        .fd = root_of(o->s, err), .uid_base = BOX_UID_BASE, .uid_count = BOX_UID_COUNT};
     if (o->root.fd >= 0)
         return 0;
     r = o->root.fd;
@@ -45,6 +52,7 @@ static void close_files(struct opened *o)
 enum {
     ALIVE = SB_IN(SB_RUNNING) | SB_IN(SB_FROZEN),
     ALIVE_OR_NEW = ALIVE | SB_IN(SB_CREATING),
+    READABLE = ALIVE | SB_IN(SB_DEAD),
 };
 
 int service_upload(void *ctx, struct rpc_call *call, const ProtobufCMessage *request,
@@ -82,7 +90,7 @@ int service_download(void *ctx, struct rpc_call *call, const ProtobufCMessage *r
 {
     const V1(DownloadRequest) *req = (const void *)request;
     struct opened o;
-    int r = open_files(ctx, req->id, ALIVE, &o, err);
+    int r = open_files(ctx, req->id, READABLE, &o, err);
 
     if (r < 0)
         return r;
@@ -203,7 +211,7 @@ int service_list_files(void *ctx, struct rpc_call *call, const ProtobufCMessage 
         return lh_fail_errno(err, ENOMEM, "listing files");
     longhaul__sandbox__v1__list_files_reply__init(out);
     *reply = &out->base;
-    int r = open_files(ctx, req->id, ALIVE, &o, err);
+    int r = open_files(ctx, req->id, READABLE, &o, err);
     if (r < 0)
         return r;
     lh_autoclose int fd = inroot_find(&o.root, req->path, err);

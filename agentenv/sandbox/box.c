@@ -85,7 +85,7 @@ static int check_spec(const struct box_spec *s, struct lh_error *err)
     return 0;
 }
 
-static struct box *new_box(struct box_host *h, const struct box_spec *spec, struct lh_error *err)
+struct box *box_new(struct box_host *h, const struct box_spec *spec, struct lh_error *err)
 {
     if (check_spec(spec, err) < 0)
         return NULL;
@@ -230,7 +230,7 @@ struct box *box_start(struct box_host *h, const struct box_spec *spec, struct lh
 {
     struct lh_error local = {0};
     struct lh_error *e = err ? err : &local;
-    struct box *b = new_box(h, spec, e);
+    struct box *b = box_new(h, spec, e);
 
     if (!b)
         return NULL;
@@ -301,22 +301,33 @@ static int verify_init(struct box *b, const struct box_identity *who, struct lh_
     return 0;
 }
 
-/* The one upper directory; two, or a read-only root, are the traces of an unfinished seal. */
-static int find_upper(struct box *b, struct lh_error *err)
+static int in_a_seal(const struct box *b, struct lh_error *err)
+{
+    return lh_fail(err, LH_FAILED_PRECONDITION, "sandbox %s was left in the middle of a seal",
+                   b->id);
+}
+
+int box_find_upper(struct box *b, struct lh_error *err)
 {
     lh_autoclosedir DIR *d = opendir(b->dir);
     int found = 0;
 
     for (const struct dirent *e; d && (e = readdir(d));)
         found += sscanf(e->d_name, "upper.%u", &b->upper) == 1;
+    return found == 1 ? 0 : in_a_seal(b, err);
+}
+
+/* A read-only root is the other trace of an unfinished seal. */
+static int find_upper(struct box *b, struct lh_error *err)
+{
     lh_autoclose int root = box_root_fd(b, err);
     struct statvfs fs;
+
     if (root < 0)
         return root;
-    if (found != 1 || fstatvfs(root, &fs) < 0 || (fs.f_flag & ST_RDONLY))
-        return lh_fail(err, LH_FAILED_PRECONDITION, "sandbox %s was left in the middle of a seal",
-                       b->id);
-    return 0;
+    if (fstatvfs(root, &fs) < 0 || (fs.f_flag & ST_RDONLY))
+        return in_a_seal(b, err);
+    return box_find_upper(b, err);
 }
 
 static int take_control(struct box *b, struct lh_error *err)
@@ -334,7 +345,7 @@ static int take_control(struct box *b, struct lh_error *err)
 struct box *box_adopt(struct box_host *h, const struct box_spec *spec,
                       const struct box_identity *identity, struct lh_error *err)
 {
-    struct box *b = new_box(h, spec, err);
+    struct box *b = box_new(h, spec, err);
 
     if (!b)
         return NULL;
@@ -353,6 +364,8 @@ struct box *box_adopt(struct box_host *h, const struct box_spec *spec,
 int box_kill(struct box *b, struct lh_error *err)
 {
     LH_LOCKED(&b->state);
+    if (b->cgroup < 0) /* buried */
+        return 0;
     int r = cgroup_kill(b->cgroup, lh_now_ms() + BOX_KILL_MS, err);
 
     return r < 0 ? lh_wrap(err, "killing sandbox %s", b->id) : 0;

@@ -114,6 +114,11 @@ struct box *box_start(struct box_host *h, const struct box_spec *spec, struct lh
 struct box *box_adopt(struct box_host *h, const struct box_spec *spec,
                       const struct box_identity *identity, struct lh_error *err);
 
+/* A handle on a box that no longer runs, for what is still there, its files: box_dead_root_fd(),
+ * box_seal() and box_destroy() work on it.  FAILED_PRECONDITION: it was being sealed when it ended,
+ * and which of its directories is the upper one cannot be told. */
+struct box *box_bury(struct box_host *h, const struct box_spec *spec, struct lh_error *err);
+
 struct box_identity box_identity(const struct box *b);
 
 /* A pidfd of init, owned by the box: readable (poll) once the sandbox is dead. */
@@ -231,6 +236,9 @@ int box_usage(struct box *b, struct box_usage *out, struct lh_error *err);
 
 /* O_PATH descriptor of the box's root directory; the caller closes it. */
 int box_root_fd(struct box *b, struct lh_error *err);
+
+/* The same of a dead box, read-only; only when every process of it has gone. */
+int box_dead_root_fd(struct box *b, struct lh_error *err);
 
 /* Opens `path` inside the root that box_root_fd() gave: no symbolic link, magic link or ".." leads
  * out of it or onto another mount (/proc, device nodes).  flags and mode as in open(2). */

@@ -45,6 +45,11 @@ struct box {
 
 enum { BOX_START_MS = 10000, BOX_KILL_MS = 10000, BOX_FREEZE_MS = 10000 };
 
+/* A handle without processes; box_close() ends it. */
+struct box *box_new(struct box_host *h, const struct box_spec *spec, struct lh_error *err);
+/* Sets b->upper.  FAILED_PRECONDITION unless there is exactly one: the trace of an unfinished seal.
+ */
+int box_find_upper(struct box *b, struct lh_error *err);
 void box_upper_names(unsigned n, char upper[32], char work[32]);
 /* Makes dir/upper.N and dir/work.N. */
 int box_make_upper(int dir_fd, unsigned n, struct lh_error *err);

@@ -107,18 +107,29 @@ static int add_layers(int ctx, const struct box_layer *layers, size_t n, int use
 
 /* "volatile": the agent's fsync and sync do nothing.  A sandbox does not outlive the host anyway,
  * and sealed layers are synced by whoever seals. */
-static int make_overlay(int ctx, int dir_fd, const char *upper, const char *work,
-                        struct lh_error *err)
+static int set_upper(int ctx, int dir_fd, const char *upper, const char *work, struct lh_error *err)
 {
     int r;
 
     if ((r = set_dir(ctx, dir_fd, "upperdir", upper, err)) < 0 ||
         (r = set_dir(ctx, dir_fd, "workdir", work, err)) < 0)
         return r;
-    if (fsconfig(ctx, FSCONFIG_SET_FLAG, "volatile", NULL, 0) < 0 ||
-        fsconfig(ctx, FSCONFIG_CMD_CREATE, NULL, NULL, 0) < 0)
+    return fsconfig(ctx, FSCONFIG_SET_FLAG, "volatile", NULL, 0) < 0
+               ? fail_context(ctx, "volatile", err)
+               : 0;
+}
+
+static int make_overlay(int ctx, int dir_fd, const char *upper, const char *work,
+                        struct lh_error *err)
+{
+    unsigned attributes = MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV | (upper ? 0 : MOUNT_ATTR_RDONLY);
+    int r = upper ? set_upper(ctx, dir_fd, upper, work, err) : 0;
+
+    if (r < 0)
+        return r;
+    if (fsconfig(ctx, FSCONFIG_CMD_CREATE, NULL, NULL, 0) < 0)
         return fail_context(ctx, "mount", err);
-    int mnt = fsmount(ctx, FSMOUNT_CLOEXEC, MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV);
+    int mnt = fsmount(ctx, FSMOUNT_CLOEXEC, attributes);
     return mnt < 0 ? lh_fail_errno(err, errno, "overlay, fsmount") : mnt;
 }
 

@@ -11,7 +11,7 @@
 int overlay_userns(struct lh_error *err);
 
 /* A detached overlay of `layers` (top first) below the directories `upper` and `work` under
- * dir_fd, which belong to BOX_UID_BASE. */
+ * dir_fd, which belong to BOX_UID_BASE; upper NULL: nothing above them, read-only. */
 int overlay_create(const struct box_layer *layers, size_t n_layers, int userns_fd, int dir_fd,
                    const char *upper, const char *work, struct lh_error *err);
 

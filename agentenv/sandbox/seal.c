@@ -148,6 +148,8 @@ int box_seal(struct box *b, const char *sealed_path, bool *live, struct lh_error
 
     err = err ? err : &local;
     *live = false;
+    if (b->cgroup < 0) /* buried: it stands still already */
+        return seal_by_copy(b, sealed_path, err);
     if (lstat(sealed_path, &st) == 0)
         return lh_fail(err, LH_ALREADY_EXISTS, "layer %s exists", sealed_path);
     int r = cgroup_set_frozen(b->cgroup, true, lh_now_ms() + BOX_FREEZE_MS, err);

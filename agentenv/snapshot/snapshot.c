@@ -269,6 +269,13 @@ int snapshot_take(struct daemon *d, struct sandbox *s, const struct snapshot_opt
     bool moved = false, merge = chain_is_long(d, s->id);
     int before = s->state;
 
+    if (!s->box)
+        return sandbox_has_no_files(s, err);
+    if (s->cause == LONGHAUL__SANDBOX__V1__DEATH_CAUSE__DEATH_HOST_RESTART)
+        return lh_fail(err, LH_DATA_LOSS,
+                       "sandbox %s ended with the host, and what it wrote last may not be on disk; "
+                       "copy out what is there, or resume from its last snapshot",
+                       s->id);
     if (s->top_layer[0])
         return lh_fail(err, LH_FAILED_PRECONDITION,
                        "sandbox %s has a verifier's layer, which belongs in no snapshot", s->id);

@@ -203,7 +203,7 @@ static int judge_in(const struct verify_subject *s, make_box *make, struct judge
         judge_run(s, box, j, broken);
     else if (!is_callers(r)) {
         judge_conclude(j, INVALID, "verify_sandbox", "%s", why.message);
-        j->verdict.outage = r == LH_UNAVAILABLE;
+        j->verdict.outage = r == LH_UNAVAILABLE || r == LH_DATA_LOSS;
     }
     discard(s->d, box);
     if (s->call && rpc_cancelled(s->call))

@@ -57,6 +57,33 @@ class Adoption(lab.DaemonTest):
         self.assertEqual([(s["id"], s["state"], s["cause"]) for s in self.d.json("ls", "-a")],
                          [(box, "DEAD", "KILLED")])
 
+    def test_files_of_a_dead_sandbox_can_be_read_and_kept(self):
+        box = self.d.out("start", "bb")
+        self.d.sh(box, "mkdir /work/d; echo kept > /work/d/f; ln -s /etc/shadow /work/d/l")
+        self.d.run("snapshot", box)
+        self.d.sh(box, "echo later > /work/d/g; rm /work/d/f")
+        os.kill(self.d.json("ls")[0]["init_pid"], 9)
+        deadline = time.monotonic() + 5
+        while self.d.json("ls", "-a")[0]["state"] != "DEAD" and time.monotonic() < deadline:
+            time.sleep(0.02)
+        for died in ("under this daemon", "under the one before"):
+            with self.subTest(died):
+                names = [f["name"] for f in self.d.json("ls", box + ":/work/d")]
+                self.assertEqual(names, ["g", "l"], "what it removed is gone, and what it wrote is there")
+                to = os.path.join(self.d.dir, died)
+                self.d.run("cp", box + ":/work/d", to)
+                with open(os.path.join(to, "g")) as f:
+                    self.assertEqual(f.read(), "later\n")
+                r = self.d.run("cp", os.path.join(to, "g"), box + ":/work/x", check=False)
+                self.assertIn("DEAD", r.stderr)
+                copy = self.d.out("resume", self.d.out("snapshot", box))
+                self.assertEqual(self.d.sh(copy, "ls /work/d; cat /work/d/g").stdout, "g\nl\nlater\n")
+                self.d.run("rm", copy)
+            self.d.kill()
+            self.d.start()
+        self.assertEqual(self.d.audit(), [])
+        self.d.run("rm", box)
+
     def test_sigterm_leaves_them_running(self):
         box = self.d.out("start", "bb")
         self.assertEqual(self.d.stop(), 0)
