@@ -71,6 +71,8 @@ struct rpc_channel;
 /* Does not connect yet; thread-safe from then on. `path` is a unix socket. */
 struct rpc_channel *rpc_channel_create(const char *path, struct lh_error *err);
 void rpc_channel_destroy(struct rpc_channel *ch);
+/* From any thread: calls under way and to come end with CANCELLED, within a fifth of a second. */
+void rpc_channel_interrupt(struct rpc_channel *ch);
 LH_DEFINE_AUTO(rpc_channel, rpc_channel_destroy)
 
 /* One request, one reply.  `method` is "/package.Service/Method"; `reply_type` parses the answer.

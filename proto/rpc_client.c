@@ -12,11 +12,12 @@
 #include "proto/rpc_core.h"
 #include "proto/unix_socket.h"
 
-enum { BACKOFF_MIN_MS = 50, BACKOFF_MAX_MS = 500, CONNECT_MS = 1000 };
+enum { BACKOFF_MIN_MS = 50, BACKOFF_MAX_MS = 500, CONNECT_MS = 1000, INTERRUPT_MS = 200 };
 
 struct rpc_channel {
     char *path;
     grpc_channel *channel;
+    atomic_bool interrupted;
 };
 
 struct client_call {
@@ -89,6 +90,11 @@ void rpc_channel_destroy(struct rpc_channel *ch)
     rpc_core_close();
 }
 
+void rpc_channel_interrupt(struct rpc_channel *ch)
+{
+    ch->interrupted = true;
+}
+
 /* ---- one call -------------------------------------------------------------------------------- */
 
 static void call_init(struct client_call *c, struct rpc_channel *ch, const char *method,
@@ -127,7 +133,15 @@ static bool call_batch(struct client_call *c, const grpc_op *ops, size_t n)
 {
     if (grpc_call_start_batch(c->call, ops, n, c, NULL) != GRPC_CALL_OK)
         return false;
-    return grpc_completion_queue_pluck(c->cq, c, gpr_inf_future(GPR_CLOCK_REALTIME), NULL).success;
+    for (;;) {
+        gpr_timespec look = gpr_time_add(gpr_now(GPR_CLOCK_MONOTONIC),
+                                         gpr_time_from_millis(INTERRUPT_MS, GPR_TIMESPAN));
+        grpc_event e = grpc_completion_queue_pluck(c->cq, c, look, NULL);
+        if (e.type == GRPC_OP_COMPLETE)
+            return e.success;
+        if (c->channel->interrupted)
+            grpc_call_cancel(c->call, NULL);
+    }
 }
 
 static size_t open_ops(struct client_call *c, grpc_op *o)

@@ -4,20 +4,16 @@
 #include <string.h>
 
 #include "agentenv/cli/copy.h"
-#include "agentenv/cli/verbs.h"
-#include "proto/file.h"
-#include "proto/parse.h"
+#include "agentenv/cli/session.h"
+#include "proto/id.h"
 
-enum { STDIN_MAX = 1 << 20, EXEC_DEFAULT_MS = 30000 };
+enum { EXEC_DEFAULT_MS = 30000 };
 
 struct exec {
-    V1(ExecRequest) req;
-    const char *timeout;
-    bool with_stdin;
+    struct session session;
+    const char *timeout, *output;
     char **env;
-    size_t n_env;
-    V1(ExecExit) exit;
-    bool done;
+    bool detach;
 };
 
 static const struct argp_option exec_options[] = {
@@ -25,98 +21,73 @@ static const struct argp_option exec_options[] = {
     {"cwd", 'C', "DIR", 0, "Working directory; default /", 0},
     {"env", 'e', "NAME=VALUE", 0, "May be given many times", 0},
     {"user", 'u', "USER", 0, "name, uid or uid:gid; default root of the sandbox", 0},
-    {"interactive", 'i', 0, 0, "Pass standard input on (at most 1 MiB)", 0},
+    {"interactive", 'i', 0, 0, "Pass standard input on", 0},
+    {"name", 'n', "NAME", 0,
+     "Of this command in its sandbox: it outlives this process, and the same again joins it", 0},
+    {"detach", 'd', 0, 0, "Leave it running, print its name for attach and kill", 0},
+    {"keep", 'k', "SIZE", 0, "Of more output the end is kept, for attach", 0},
     {0},
 };
+
+static error_t parse_words(struct exec *x, char *arg, struct argp_state *state)
+{
+    V1(ExecRequest) *req = &x->session.req;
+
+    if (state->arg_num == 0) {
+        req->id = arg;
+        return 0;
+    }
+    req->argv = state->argv + state->next - 1; /* options of the command are its own */
+    req->n_argv = (size_t)(state->argc - state->next + 1);
+    state->next = state->argc;
+    return 0;
+}
 
 static error_t parse_exec(int key, char *arg, struct argp_state *state)
 {
     struct exec *x = state->input;
+    V1(ExecRequest) *req = &x->session.req;
 
     switch (key) {
     case 't':
         x->timeout = arg;
         return 0;
     case 'C':
-        x->req.cwd = arg;
+        req->cwd = arg;
         return 0;
     case 'u':
-        x->req.user = arg;
+        req->user = arg;
         return 0;
     case 'i':
-        x->with_stdin = true;
+        x->session.pass_input = true;
+        return 0;
+    case 'n':
+        req->exec_id = arg;
+        return 0;
+    case 'd':
+        x->detach = true;
+        return 0;
+    case 'k':
+        x->output = arg;
         return 0;
     case 'e':
-        x->env[x->n_env++] = arg;
+        x->env[req->n_env++] = arg;
         return 0;
     case ARGP_KEY_ARG:
-        if (state->arg_num == 0) {
-            x->req.id = arg;
-            return 0;
-        }
-        x->req.argv = state->argv + state->next - 1; /* options of the command are its own */
-        x->req.n_argv = (size_t)(state->argc - state->next + 1);
-        state->next = state->argc;
-        return 0;
+        return parse_words(x, arg, state);
     case ARGP_KEY_END:
-        if (!x->req.n_argv)
+        if (!req->n_argv)
             argp_error(state, "an id and a command");
+        if (x->detach && x->session.pass_input)
+            argp_error(state, "a command that is left running gets no input");
         return 0;
     default:
         return ARGP_ERR_UNKNOWN;
     }
 }
 
-static int read_stdin(V1(ExecRequest) * req, char **owned, struct lh_error *err)
+static int report_exit(const V1(ExecExit) * e)
 {
-    size_t len = 0;
-
-    *owned = malloc(STDIN_MAX + 1);
-    if (!*owned)
-        return lh_fail_errno(err, ENOMEM, "standard input");
-    while (len <= STDIN_MAX) {
-        ssize_t n = read(STDIN_FILENO, *owned + len, STDIN_MAX + 1 - len);
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n < 0)
-            return lh_fail_errno(err, errno, "standard input");
-        if (n == 0)
-            break;
-        len += (size_t)n;
-    }
-    if (len > STDIN_MAX)
-        return lh_fail(err, LH_INVALID_ARGUMENT,
-                       "standard input is longer than 1 MiB: copy it in with agentenv cp");
-    req->stdin.data = (uint8_t *)*owned;
-    req->stdin.len = len;
-    return 0;
-}
-
-static int on_event(void *ctx, const ProtobufCMessage *message, struct lh_error *err)
-{
-    const V1(ExecEvent) *e = (const void *)message;
-    struct exec *x = ctx;
-
-    switch (e->event_case) {
-    case LONGHAUL__SANDBOX__V1__EXEC_EVENT__EVENT_OUT:
-        return lh_write_all(STDOUT_FILENO, e->out.data, e->out.len, err);
-    case LONGHAUL__SANDBOX__V1__EXEC_EVENT__EVENT_ERR:
-        return lh_write_all(STDERR_FILENO, e->err.data, e->err.len, err);
-    case LONGHAUL__SANDBOX__V1__EXEC_EVENT__EVENT_EXIT:
-        x->exit = *e->exit; /* numbers only */
-        x->done = true;
-        return 0;
-    default:
-        return 0;
-    }
-}
-
-static int report_exit(const struct exec *x, struct lh_error *err)
-{
-    const V1(ExecExit) *e = &x->exit;
-
-    if (!x->done)
-        return lh_fail(err, LH_UNAVAILABLE, "the daemon ended the stream without a result");
     if (e->truncated)
         fprintf(stderr, "agentenv exec: output was cut, %llu bytes were produced\n",
                 (unsigned long long)e->output_bytes);
@@ -125,6 +96,21 @@ static int report_exit(const struct exec *x, struct lh_error *err)
     if (e->timed_out)
         fprintf(stderr, "agentenv exec: killed after %u ms (--timeout)\n", e->wall_ms);
     return e->timed_out ? CLI_TIMEOUT : e->status;
+}
+
+/* Input goes to a name, so one without gets one, but does not outlive us by that. */
+static void name_it(struct exec *x, char id[LH_ID_SIZE])
+{
+    V1(ExecRequest) *req = &x->session.req;
+
+    req->stdin_open = x->session.pass_input;
+    req->keep_tail = x->output != NULL;
+    x->session.only_begin = x->detach;
+    if (req->exec_id[0] || (!x->detach && !req->stdin_open))
+        return;
+    lh_id_new_text(id);
+    req->exec_id = id;
+    req->ends_with_stream = !x->detach;
 }
 
 static int exec_verb(struct cli *cli, int argc, char **argv, struct lh_error *err)
@@ -136,25 +122,27 @@ static int exec_verb(struct cli *cli, int argc, char **argv, struct lh_error *er
                               NULL,
                               NULL,
                               NULL};
-    lh_autofree char **env = calloc((size_t)argc, sizeof *env), *input = NULL;
-    struct exec x = {.env = env};
+    lh_autofree char **env = calloc((size_t)argc, sizeof *env);
+    struct exec x = {.session.cli = cli, .env = env};
+    V1(ExecRequest) *req = &x.session.req;
+    char id[LH_ID_SIZE];
     int r;
 
     if (!env)
         return lh_fail_errno(err, ENOMEM, "exec");
-    longhaul__sandbox__v1__exec_request__init(&x.req);
+    longhaul__sandbox__v1__exec_request__init(req);
     cli_parse(&argp, argc, argv, &x);
-    x.req.env = env;
-    x.req.n_env = x.n_env;
-    x.req.timeout_ms = EXEC_DEFAULT_MS;
-    if ((x.timeout && (r = cli_duration(x.timeout, &x.req.timeout_ms, err)) < 0) ||
-        (x.with_stdin && (r = read_stdin(&x.req, &input, err)) < 0))
+    req->env = env;
+    req->timeout_ms = EXEC_DEFAULT_MS;
+    if ((x.timeout && (r = cli_duration(x.timeout, &req->timeout_ms, err)) < 0) ||
+        (x.output && (r = cli_size(x.output, &req->output_bytes, err)) < 0))
         return r;
-    x.req.attempt = CURRENT_ATTEMPT;
-    uint64_t wait_ms = (uint64_t)x.req.timeout_ms + CALL_MS;
-    r = cli_stream(cli, "Exec", &x.req.base, &longhaul__sandbox__v1__exec_event__descriptor,
-                   wait_ms > INT32_MAX ? INT32_MAX : (int)wait_ms, on_event, &x, err);
-    return r < 0 ? r : report_exit(&x, err);
+    req->attempt = CURRENT_ATTEMPT;
+    name_it(&x, id);
+    r = session_run(&x.session, err);
+    if (r < 0)
+        return r;
+    return x.session.left ? cli_new_id_print(cli, req->exec_id, err) : report_exit(&x.session.exit);
 }
 
 /* ---- cp ---- */

@@ -141,7 +141,7 @@ static void fill_spec(struct box_exec_spec *spec, const V1(ExecRequest) * req,
     spec->timeout_ms = req->timeout_ms ? req->timeout_ms : TIMEOUT_DEFAULT_MS;
     spec->output_bytes = req->output_bytes;
     spec->keep_tail = req->keep_tail || req->terminal;
-    spec->outlives = req->exec_id[0];
+    spec->outlives = req->exec_id[0] && !req->ends_with_stream;
     spec->limits = limits_of(req->limits);
     spec->offset = req->offset;
 }
@@ -158,7 +158,7 @@ static int begin_or_join(struct box *box, const struct box_exec_spec *spec,
     for (int tries = 1;; tries++) {
         struct lh_error why = {0};
         int r = box_exec(box, spec, result, &why);
-        if (r == LH_ALREADY_EXISTS && spec->outlives)
+        if (r == LH_ALREADY_EXISTS)
             r = box_exec_attach(box, spec, result, &why);
         if (r != LH_NOT_FOUND || !spec->outlives || tries == TRIES)
             return r < 0 ? lh_fail(err, r, "%s", why.message) : r;

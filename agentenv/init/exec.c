@@ -12,7 +12,7 @@
 
 #include "agentenv/init/exec.h"
 
-enum { KEPT_RESULTS = 16 };
+enum { KEPT_RESULTS = 8 };
 
 static struct exec table[WIRE_MAX_EXECS];
 static char buffer[WIRE_CHUNK];
@@ -136,7 +136,7 @@ static void start_at(struct exec *e, const struct wire_request *req, const int f
     if (r < 0) {
         channel_refuse(fds[WIRE_FD_CHANNEL], -r, "fork");
         exec_forget(e);
-    } else if (req->flags & (WIRE_STDIN | WIRE_PTY)) {
+    } else if (req->flags & (WIRE_STDIN | WIRE_PTY | WIRE_KEPT)) {
         channel_attach(e, fds[WIRE_FD_CHANNEL], 0);
     } else {
         e->channel = fds[WIRE_FD_CHANNEL];

@@ -86,7 +86,7 @@ enum wire_event_kind {
     WIRE_ERR,
     WIRE_EXIT,     /* the last; the daemon answers with WIRE_TAKEN, and init forgets the exec */
     WIRE_NO_START, /* the last: `value` is an errno, data names the step; also for ATTACH */
-    WIRE_ATTACHED, /* the first after ATTACH, or with WIRE_STDIN or WIRE_PTY */
+    WIRE_ATTACHED, /* the first after ATTACH, or with WIRE_STDIN, WIRE_PTY or WIRE_KEPT */
     WIRE_MOVED,    /* the last: another channel was attached */
 };
 

@@ -165,11 +165,11 @@ struct box_exec_spec {
     uint64_t output_bytes; /* 0 = the box's limit */
     bool keep_tail;        /* of more output than that the end is kept; the beginning otherwise */
     bool outlives; /* a cancelled call leaves the command running, and the result stays with init:
-                      that of the last 16 such execs, for box_exec_attach() */
+                      that of the last 8 such execs, for box_exec_attach() */
     struct box_exec_limits limits;
     uint64_t offset; /* for attach: output from this byte on */
-    /* Once, before output, when attached or with stdin_open or terminal: how many bytes of input
-     * have arrived.  NULL = not wanted. */
+    /* Once, before output, when attached or with stdin_open, terminal or outlives: the command
+     * runs, and how many bytes of input have arrived.  NULL = not wanted. */
     void (*attached)(void *ctx, uint64_t stdin_bytes);
     /* Called in order, on the calling thread, with pieces of at most 64 KiB; nonzero = cancel.
      * `offset` is where the piece begins in the output of both streams.  NULL = discard. */

@@ -178,6 +178,8 @@ static int on_event(void *ctx, const ProtobufCMessage *message, struct lh_error 
     case LONGHAUL__SANDBOX__V1__EXEC_EVENT__EVENT_ERR:
         keep_output(g, &e->err);
         return 0;
+    case LONGHAUL__SANDBOX__V1__EXEC_EVENT__EVENT_JOINED:
+        return 0;
     case LONGHAUL__SANDBOX__V1__EXEC_EVENT__EVENT_EXIT:
         g->ended = true;
         g->out->status = e->exit->status;
@@ -190,26 +192,36 @@ static int on_event(void *ctx, const ProtobufCMessage *message, struct lh_error 
     }
 }
 
+/* The exec has a name, so the same call begins it, or joins it where the last one was cut off. */
 static int run_once(struct sandbox *s, const char *action, uint32_t timeout_ms, struct gather *g,
                     struct lh_error *err)
 {
     const char *argv[] = {"/bin/sh", "-c", carry_shell, "sh", action};
     Longhaul__Sandbox__V1__ExecRequest req = LONGHAUL__SANDBOX__V1__EXEC_REQUEST__INIT;
     int64_t deadline = lh_now_ms() + timeout_ms + RUN_GRACE_MS;
+    char exec_id[32];
 
+    snprintf(exec_id, sizeof exec_id, "action-%u", ++s->actions);
     g->out->len = g->out->produced = 0;
     g->ended = false;
+    req.exec_id = exec_id;
     req.id = s->id;
     req.attempt = s->attempt;
     req.argv = (char **)argv;
     req.n_argv = LH_ARRAY_SIZE(argv);
     req.timeout_ms = timeout_ms;
-    int r = rpc_stream(s->agentenv, SANDBOXES "Exec", &req.base,
-                       &longhaul__sandbox__v1__exec_event__descriptor, lh_ms_left(deadline),
-                       on_event, g, err);
-    if (r == 0 && !g->ended)
-        r = lh_fail(err, LH_UNAVAILABLE, "agentenvd Exec ended without an exit status");
-    return as_outage(r, deadline, err);
+    for (;;) {
+        req.offset = g->out->produced;
+        int r = rpc_stream(s->agentenv, SANDBOXES "Exec", &req.base,
+                           &longhaul__sandbox__v1__exec_event__descriptor, lh_ms_left(deadline),
+                           on_event, g, err);
+        if (r == 0 && !g->ended)
+            r = lh_fail(err, LH_UNAVAILABLE, "agentenvd Exec ended without an exit status");
+        r = as_outage(r, deadline, err);
+        if (r != LH_UNAVAILABLE || lh_ms_left(deadline) < RETRY_EVERY_MS)
+            return r;
+        pause_ms(RETRY_EVERY_MS);
+    }
 }
 
 static bool by_the_agent(const Longhaul__Sandbox__V1__Sandbox *s)

@@ -2,10 +2,10 @@
  *
  * Every call has a deadline and is repeated with the same idempotency key while agentenvd is away.
  * UNAVAILABLE is the code of an outage, and of nothing else: nobody was there until the deadline,
- * or somebody was and did not answer (stopped, or drowned), or ended in the middle. An exec cannot
- * be repeated blindly: when the connection breaks in the middle, nobody knows what ran.  Then the
- * sandbox is thrown away, rebuilt from the last commit point, and the action runs again: history
- * and files stay one point in time (I3).
+ * or somebody was and did not answer (stopped, or drowned), or ended in the middle.  An exec has a
+ * name in its sandbox: the same call again joins it where the connection broke, so it runs once.
+ * When the sandbox itself is lost it is rebuilt from the last commit point, and the action runs
+ * again: history and files stay one point in time (I3).
  *
  * No process outlives an action (snapshots keep files only), so the shell's directory and exported
  * variables are carried from action to action in a file of the sandbox, SANDBOX_SHELL_STATE.  Being
@@ -31,6 +31,7 @@ struct sandbox {
     const char *task;             /* borrowed */
     uint32_t attempt;
     unsigned builds;   /* sandboxes made in this attempt */
+    unsigned actions;  /* begun in this attempt: names of execs */
     char id[64];       /* "" = none now */
     char snapshot[64]; /* last commit point; "" = the task as registered */
 };

@@ -13,7 +13,7 @@ import unittest
 AGENTENVD, AGENTENV, PROTO = sys.argv[1:4]
 SOAK = bool(os.environ.get("LONGHAUL_SOAK"))
 APPLETS = ("sh ls cat echo sleep true false mkdir ln dd env rm mv seq head kill pwd chmod touch readlink "
-           "stat mkfifo wc test yes find tail date").split()
+           "stat mkfifo wc test yes find tail date md5sum tty stty").split()
 
 
 def must_work():

@@ -352,7 +352,7 @@ Test(exec, a_command_outlives_its_caller_and_goes_on_where_he_was)
 
 Test(exec, results_that_stay_are_bounded)
 {
-    enum { RUNS = 20, KEPT = 16 };
+    enum { RUNS = 12, KEPT = 8 };
     struct box *b = lab_start(&lab, "one");
     char id[16];
 

@@ -1,9 +1,11 @@
 /* Whose failure it is (I8): a daemon's outage is told from what the task's environment does. */
 #include <criterion/criterion.h>
 #include <criterion/new/assert.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 #include "proto/file.h"
 #include "proto/parse.h"
@@ -57,6 +59,49 @@ Test(outage, a_daemon_that_does_not_answer_is_away)
     kill(w.agentenvd, SIGCONT);
     check_verdict(&s, 30000, SCORED, false);
     cr_assert(eq(u32, infra_failures(&w, TASK_TWO), 0));
+    cr_assert(eq(int, sandbox_clear(w.agentenv, owner, 1, "", &err), 0), "%s", err.message);
+    sandbox_finish(&s);
+    world_close(&w);
+}
+
+struct action {
+    struct sandbox *s;
+    struct sandbox_result result;
+    struct lh_error err;
+    int rc;
+};
+
+static void *act(void *arg)
+{
+    struct action *a = arg;
+
+    a->rc = sandbox_run(a->s, "echo x >> /tmp/runs; echo begun; sleep 3; echo end; cat /tmp/runs",
+                        20000, 1000, &a->result, &a->err);
+    return NULL;
+}
+
+/* The command goes on without the daemon, and is joined where the connection broke. */
+Test(outage, an_action_under_a_killed_daemon_runs_once)
+{
+    struct world w;
+    struct sandbox s;
+    struct lh_error err = {0};
+    struct action a = {.s = &s};
+    pthread_t thread;
+
+    world_open(&w, BUDGET);
+    lh_autofree char *owner = lh_format("%s/Y", w.job_id);
+    cr_assert(eq(int, sandbox_init(&s, w.agentenv, owner, TASK_TWO, 1, "", &err), 0));
+    cr_assert(eq(int, sandbox_start(&s, 30000, &err), 0), "%s", err.message);
+    cr_assert(pthread_create(&thread, NULL, act, &a) == 0);
+    usleep(1000000);
+    world_kill_agentenv(&w);
+    pthread_join(thread, NULL);
+    cr_assert(eq(int, a.rc, 0), "%s", a.err.message);
+    a.result.output[a.result.len] = 0;
+    cr_assert(eq(str, a.result.output, (char *)"begun\nend\nx\n"));
+    cr_assert(eq(u32, s.builds, 1), "not rebuilt");
+    free(a.result.output);
     cr_assert(eq(int, sandbox_clear(w.agentenv, owner, 1, "", &err), 0), "%s", err.message);
     sandbox_finish(&s);
     world_close(&w);
