@@ -7,6 +7,7 @@
 #include <poll.h>
 #include <signal.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -91,6 +92,15 @@ static pid_t fork_into(int cgroup)
     return (pid_t)syscall(SYS_clone3, &a, sizeof a);
 }
 
+/* Without input the daemon passes the host's /dev/null, a file from outside, with which the command
+ * could not be checkpointed; init has opened the sandbox's. */
+static int data_or_null(int fd)
+{
+    struct stat st;
+
+    return fstat(fd, &st) == 0 && S_ISREG(st.st_mode) ? fd : STDIN_FILENO;
+}
+
 static int start_command(struct exec *e, const struct wire_request *req,
                          const int fds[WIRE_EXEC_FDS])
 {
@@ -103,7 +113,8 @@ static int start_command(struct exec *e, const struct wire_request *req,
     if (s.ours[STREAM_IN] >= 0)
         r = input_open(&e->input, s.ours[STREAM_IN], req->flags & WIRE_PTY);
     struct launch l = {.strings = fds[WIRE_FD_STRINGS],
-                       .in = s.theirs[STREAM_IN] < 0 ? fds[WIRE_FD_STDIN] : s.theirs[STREAM_IN],
+                       .in = s.theirs[STREAM_IN] < 0 ? data_or_null(fds[WIRE_FD_STDIN])
+                                                     : s.theirs[STREAM_IN],
                        .out = s.theirs[STREAM_OUT],
                        .err = s.theirs[STREAM_ERR],
                        .report = s.theirs[STREAM_REPORT],
@@ -248,6 +259,43 @@ void exec_reaped(pid_t pid, int status)
             end(&table[i], status);
 }
 
+bool exec_settled(void)
+{
+    for (size_t i = 0; i < WIRE_MAX_EXECS; i++)
+        if (table[i].used && table[i].pipe[STREAM_REPORT] >= 0)
+            return false;
+    return true;
+}
+
+void exec_detach(void)
+{
+    for (size_t i = 0; i < WIRE_MAX_EXECS; i++) {
+        struct exec *e = &table[i];
+        if (e->used && e->channel >= 0)
+            channel_hear(e); /* input that has arrived, or that the result has */
+        if (!e->used)
+            continue;
+        close_fd(&e->channel);
+        close_fd(&e->kill_fd);
+    }
+}
+
+void exec_arm(const char *exec_id, int kill_fd)
+{
+    struct exec *e = find(exec_id);
+
+    if (e && !e->ended && e->kill_fd < 0)
+        e->kill_fd = kill_fd;
+    else
+        close(kill_fd);
+}
+
+/* A deadline can be kept only by whoever can kill. */
+static bool has_deadline(const struct exec *e)
+{
+    return !e->ended && !e->timed_out && e->kill_fd >= 0;
+}
+
 static void want(struct pollfd *p, size_t *n, int fd, int events)
 {
     if (fd >= 0 && events)
@@ -277,7 +325,7 @@ size_t exec_poll(struct pollfd *p, size_t max, int *timeout_ms)
         poll_exec(e, p, &n);
         int64_t left = e->deadline_ms - init_now_ms();
         left = left < 0 ? 0 : left < INT_MAX ? left : INT_MAX;
-        if (!e->ended && !e->timed_out && (*timeout_ms < 0 || left < *timeout_ms))
+        if (has_deadline(e) && (*timeout_ms < 0 || left < *timeout_ms))
             *timeout_ms = (int)left;
     }
     return n;
@@ -290,7 +338,7 @@ static void step(struct exec *e)
         read_output(e, STREAM_OUT);
         read_output(e, STREAM_ERR);
     }
-    if (!e->ended && !e->timed_out && init_now_ms() >= e->deadline_ms) {
+    if (has_deadline(e) && init_now_ms() >= e->deadline_ms) {
         e->timed_out = true;
         kill_tree(e);
     }

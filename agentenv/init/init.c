@@ -28,6 +28,7 @@
 enum { INIT_UID = 65536, POLL_MAX = WIRE_MAX_EXECS * 5 + 160 };
 
 static int control = WIRE_CONTROL_FD, near_end = -1, signals = -1;
+static bool quiescing;
 
 int64_t init_now_ms(void)
 {
@@ -126,11 +127,12 @@ static ssize_t receive(int fd, struct incoming *in)
 static void obey(struct incoming *in, ssize_t size)
 {
     static const size_t fds_of[] = {
-        [WIRE_EXEC] = WIRE_EXEC_FDS, [WIRE_ATTACH] = 1, [WIRE_SIGNAL] = 0, [WIRE_RESIZE] = 0};
+        [WIRE_EXEC] = WIRE_EXEC_FDS, [WIRE_ATTACH] = 1,  [WIRE_SIGNAL] = 0,
+        [WIRE_RESIZE] = 0,           [WIRE_QUIESCE] = 0, [WIRE_KILL] = 1};
     uint32_t op = in->req.op;
 
     in->req.exec_id[WIRE_ID_SIZE - 1] = 0;
-    if (size != sizeof in->req || op < WIRE_EXEC || op > WIRE_RESIZE || in->n_fds != fds_of[op])
+    if (size != sizeof in->req || op < WIRE_EXEC || op > WIRE_KILL || in->n_fds != fds_of[op])
         while (in->n_fds > 0)
             close(in->fds[--in->n_fds]);
     else if (op == WIRE_EXEC)
@@ -139,8 +141,21 @@ static void obey(struct incoming *in, ssize_t size)
         exec_attach(&in->req, in->fds[0]);
     else if (op == WIRE_SIGNAL)
         exec_signal(&in->req);
-    else
+    else if (op == WIRE_RESIZE)
         exec_resize(&in->req);
+    else if (op == WIRE_KILL)
+        exec_arm(in->req.exec_id, in->fds[0]);
+    else
+        quiescing = true;
+}
+
+static void quiesce(void)
+{
+    exec_detach();
+    if (control >= 0)
+        close(control);
+    control = -1;
+    quiescing = false;
 }
 
 static void serve_control(void)
@@ -210,5 +225,7 @@ int main(int argc, char **argv)
         reap(); /* after the output was read: what a dead command wrote is in its pipes */
         exec_step();
         drain_step();
+        if (quiescing && exec_settled())
+            quiesce();
     }
 }

@@ -114,6 +114,12 @@ void exec_attach(const struct wire_request *req, int channel);
 void exec_signal(const struct wire_request *req);
 void exec_resize(const struct wire_request *req);
 void exec_reaped(pid_t pid, int status);
+/* For a checkpoint.  True when no command is between fork and exec. */
+bool exec_settled(void);
+/* Closes what leads outside: channels, and the files that kill; deadlines wait until these are
+ * given back by exec_arm(), which takes the descriptor. */
+void exec_detach(void);
+void exec_arm(const char *exec_id, int kill_fd);
 /* Fills p with what the execs wait for and returns how many; *timeout_ms is lowered to the nearest
  * deadline.  exec_step() then handles what came, and deadlines. */
 size_t exec_poll(struct pollfd *p, size_t max, int *timeout_ms);

@@ -9,7 +9,12 @@
  * Reconnecting.  Init always keeps both ends of one more pair, the far one at WIRE_PARKED_FD.  A
  * new daemon takes a copy of that end with pidfd_getfd(2), which needs ptrace rights over init: the
  * host's root has them, the sandbox's root does not.  It is thereby certain to speak with init.
- * The first message on the pair makes it the control socket, and init parks a fresh pair. */
+ * The first message on the pair makes it the control socket, and init parks a fresh pair.
+ *
+ * A checkpoint can hold no descriptor whose other end is outside.  QUIESCE makes init close them,
+ * once no command is between its fork and its exec, where it still holds them too; the end of the
+ * control socket is the answer.  Whoever goes on with the sandbox, or with a copy, connects as
+ * above, gives each exec its KILL, and attaches. */
 #ifndef AGENTENV_INIT_WIRE_H
 #define AGENTENV_INIT_WIRE_H
 
@@ -38,6 +43,8 @@ enum wire_op {
     WIRE_ATTACH,    /* one descriptor, the channel; output from `offset` on */
     WIRE_SIGNAL,    /* to the command's process group; SIGKILL to its whole tree */
     WIRE_RESIZE,    /* its terminal to rows × cols */
+    WIRE_QUIESCE,   /* no descriptors: close all from outside, at last the control socket */
+    WIRE_KILL,      /* one descriptor: the exec's cgroup.kill, given up by QUIESCE */
 };
 
 enum wire_exec_flag {

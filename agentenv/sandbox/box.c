@@ -57,6 +57,8 @@ static void free_box(struct box *b)
             close(fds[i]);
     pthread_mutex_destroy(&b->state);
     pthread_mutex_destroy(&b->execs_lock);
+    pthread_mutex_destroy(&b->life_lock);
+    pthread_cond_destroy(&b->life_changed);
     free(b);
 }
 
@@ -95,8 +97,11 @@ struct box *box_new(struct box_host *h, const struct box_spec *spec, struct lh_e
     b->host = h;
     b->pidfd = b->cgroup = b->control = -1;
     b->limits = spec->limits;
+    b->network = spec->network;
     pthread_mutex_init(&b->state, NULL);
     pthread_mutex_init(&b->execs_lock, NULL);
+    pthread_mutex_init(&b->life_lock, NULL);
+    pthread_cond_init(&b->life_changed, NULL);
     memcpy(b->id, spec->id, strlen(spec->id));
     snprintf(b->hostname, sizeof b->hostname, "%s",
              spec->hostname && *spec->hostname ? spec->hostname : "sandbox");
@@ -165,6 +170,15 @@ static int read_start_ticks(pid_t pid, uint64_t *ticks)
     for (int field = 2; p && field < 22; field++)
         p = strchr(p + 1, ' ');
     return p && sscanf(p, "%llu", (unsigned long long *)ticks) == 1 ? 0 : -1;
+}
+
+int box_identify(struct box *b, pid_t pid, struct lh_error *err)
+{
+    b->pidfd = (int)syscall(SYS_pidfd_open, pid, 0);
+    b->identity.init_pid = pid;
+    if (b->pidfd < 0 || read_start_ticks(pid, &b->identity.start_ticks) < 0)
+        return lh_fail(err, LH_UNAVAILABLE, "init %d ended at once", pid);
+    return 0;
 }
 
 /* First the spawner's report with the pidfd, then init's. */
@@ -330,18 +344,6 @@ static int find_upper(struct box *b, struct lh_error *err)
     return box_find_upper(b, err);
 }
 
-static int take_control(struct box *b, struct lh_error *err)
-{
-    struct wire_request hello = {.op = WIRE_HELLO};
-
-    b->control = (int)syscall(SYS_pidfd_getfd, b->pidfd, WIRE_PARKED_FD, 0);
-    if (b->control < 0)
-        return lh_fail_errno(err, errno, "the control socket of init %d", b->identity.init_pid);
-    if (send(b->control, &hello, sizeof hello, MSG_NOSIGNAL) != sizeof hello)
-        return lh_fail_errno(err, errno, "greeting init %d", b->identity.init_pid);
-    return 0;
-}
-
 struct box *box_adopt(struct box_host *h, const struct box_spec *spec,
                       const struct box_identity *identity, struct lh_error *err)
 {
@@ -352,7 +354,7 @@ struct box *box_adopt(struct box_host *h, const struct box_spec *spec,
     b->cgroup = cgroup_open(&h->cgroups, b->id);
     int r = b->cgroup < 0 ? lh_fail(err, LH_NOT_FOUND, "sandbox %s has no cgroup", b->id)
                           : verify_init(b, identity, err);
-    if (r < 0 || find_upper(b, err) < 0 || take_control(b, err) < 0) {
+    if (r < 0 || find_upper(b, err) < 0 || box_connect(b, err) < 0) {
         free_box(b);
         return NULL;
     }
@@ -364,10 +366,9 @@ struct box *box_adopt(struct box_host *h, const struct box_spec *spec,
 int box_kill(struct box *b, struct lh_error *err)
 {
     LH_LOCKED(&b->state);
-    if (b->cgroup < 0) /* buried */
-        return 0;
-    int r = cgroup_kill(b->cgroup, lh_now_ms() + BOX_KILL_MS, err);
+    int r = b->cgroup < 0 ? 0 : cgroup_kill(b->cgroup, lh_now_ms() + BOX_KILL_MS, err);
 
+    box_give_up(b);
     return r < 0 ? lh_wrap(err, "killing sandbox %s", b->id) : 0;
 }
 

@@ -42,6 +42,7 @@ struct box_host_options {
                                   cgroups of its sandboxes lie below it and nothing else does */
     const char *init_path;     /* the agentenv-init program; NULL = beside the running executable,
                                   ../libexec/longhaul from it, or where the build put it */
+    const char *criu_path;     /* the criu program; NULL = where deploy/criu or Debian puts it */
 };
 
 /* Forks the spawner; see "Processes" above.  FAILED_PRECONDITION names what the kernel lacks. */
@@ -243,6 +244,33 @@ int box_dead_root_fd(struct box *b, struct lh_error *err);
 /* Opens `path` inside the root that box_root_fd() gave: no symbolic link, magic link or ".." leads
  * out of it or onto another mount (/proc, device nodes).  flags and mode as in open(2). */
 int box_open_in(int root_fd, const char *path, int flags, mode_t mode, struct lh_error *err);
+
+/* ---- checkpoint and restore ----------------------------------------------------------------- */
+
+/* The processes of a box as images of CRIU in the existing, empty directory `images`: memory, open
+ * and deleted files, pipes, terminals, unix sockets, connections within the box, timers, locks.
+ * Not kept: a connection to the outside, which none can have.  Afterwards the box is asleep and
+ * frozen, whatever it was before, until box_go_on() or box_put_away(); calls that follow execs
+ * wait, and go on where they were.  After an error it runs on as before, and the message has CRIU's
+ * own reason. */
+int box_checkpoint(struct box *b, const char *images, struct lh_error *err);
+int box_go_on(struct box *b, bool frozen, struct lh_error *err);
+/* Kills the processes and removes the cgroup; box_pidfd() is closed.  Files stay, and the handle,
+ * asleep: the upper directory is moved away, or lost with the next box_restore(). */
+int box_put_away(struct box *b, struct lh_error *err);
+/* Moves the upper directory of a box without processes to `sealed_path`, which must not exist.
+ * NOT_FOUND: there is none (any more). */
+int box_take_upper(const char *dir, const char *sealed_path, struct lh_error *err);
+
+/* A handle without processes.  As for box_start(), but `dir` need not be empty. */
+struct box *box_asleep(struct box_host *h, const struct box_spec *spec, struct lh_error *err);
+/* A box that is asleep wakes with the processes in `images`, on its layers (box_set_layers()) and a
+ * fresh upper directory.  They must have the content that the root had at the checkpoint.  After an
+ * error it is asleep as before. */
+int box_restore(struct box *b, const char *images, struct lh_error *err);
+
+/* Whether CRIU is there at all, and its version (40201 = 4.2.1). */
+int box_host_criu(struct box_host *h, int *version, struct lh_error *err);
 
 /* ---- seal ----------------------------------------------------------------------------------- */
 

@@ -40,8 +40,8 @@ static void limit_texts(const struct box_limits *l, bool v2, char text[SETTINGS]
     snprintf(text[3], 48, v2 ? "%llu 100000" : "%llu", (unsigned long long)quota);
 }
 
-static int set_limits(const struct cgroup_root *r, int box_fd, const char *id,
-                      const struct box_limits *limits, struct lh_error *err)
+int cgroup_limit(const struct cgroup_root *r, int box_fd, const char *id,
+                 const struct box_limits *limits, struct lh_error *err)
 {
     char text[SETTINGS][48];
     int v1[CGROUP_CONTROLLERS] = {-1, -1, -1}, rc = 0;
@@ -81,7 +81,7 @@ int cgroup_create(const struct cgroup_root *r, const char *id, const struct box_
     lh_autoclose int fd = cgroup_open_dir(r->v2, id);
     int rc = fd < 0 || let_init_in(fd) < 0
                  ? lh_fail_errno(err, errno, "cgroup %s/%s", r->parent, id)
-                 : set_limits(r, fd, id, limits, err);
+                 : cgroup_limit(r, fd, id, limits, err);
     if (rc == 0)
         return lh_steal_fd(&fd);
     cgroup_remove(r, id, lh_now_ms(), NULL);
@@ -151,6 +151,11 @@ static int wait_event(int dir, const char *line, int64_t deadline_ms, struct lh_
         else
             poll(&p, 1, 20);
     }
+}
+
+int cgroup_freeze_soon(int fd)
+{
+    return cgroup_write_at(fd, "cgroup.freeze", "1");
 }
 
 int cgroup_set_frozen(int fd, bool frozen, int64_t deadline_ms, struct lh_error *err)

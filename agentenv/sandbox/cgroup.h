@@ -43,6 +43,17 @@ int cgroup_exec_kill_fd(int box_fd, const char *exec_id);
 /* False while something runs in it. */
 bool cgroup_exec_remove(int box_fd, const char *exec_id);
 
+/* cgroup_members.c.  A negative return of each() ends the walk and is returned; else 0 or -errno.
+ */
+int cgroup_each_exec(int box_fd, int (*each)(void *ctx, const char *exec_id), void *ctx);
+int cgroup_exec_open(int box_fd, const char *exec_id);
+int cgroup_each_pid(int fd, int (*each)(void *ctx, pid_t pid), void *ctx);
+int cgroup_move(int fd, pid_t pid);
+/* Limits of one that exists; the fd is cgroup_create()'s. */
+int cgroup_limit(const struct cgroup_root *r, int box_fd, const char *id,
+                 const struct box_limits *limits, struct lh_error *err);
+
+int cgroup_freeze_soon(int fd); /* does not wait: stopped tasks freeze when they are let go */
 int cgroup_set_frozen(int fd, bool frozen, int64_t deadline_ms, struct lh_error *err);
 bool cgroup_is_frozen(int fd);
 /* Kills everything below fd, also what is frozen; returns when it is empty. */

@@ -248,7 +248,7 @@ static void enter_root(int root)
 
 /* ---- the rest ------------------------------------------------------------------------------ */
 
-static int loopback_up(void)
+int enter_loopback_up(void)
 {
     lh_autoclose int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
     struct ifreq r = {.ifr_name = "lo", .ifr_flags = IFF_UP | IFF_RUNNING};
@@ -306,7 +306,7 @@ void enter_sandbox(const struct enter *e)
     enter_root(e->root);
     must(sethostname(e->hostname, strlen(e->hostname)), "sethostname");
     if (e->network == BOX_NET_LOOPBACK)
-        must(loopback_up(), "loopback");
+        must(enter_loopback_up(), "loopback");
     place_fds(e);
     must(confine_self(e->file_bytes), "capabilities and limits");
     syscall(SYS_execveat, WIRE_FILTER_FD + 1, "", argv, env, AT_EMPTY_PATH);
@@ -333,6 +333,18 @@ int enter_switch_root(int user_ns, int mount_ns, int root)
     if (syscall(SYS_pivot_root, ".", ".") < 0 || umount2(".", MNT_DETACH) < 0)
         return errno;
     return 0;
+}
+
+bool enter_bind(size_t i, char inside[64], char outside[64])
+{
+    if (i < DEVICES) {
+        snprintf(inside, 64, "/dev/%s", devices[i].name);
+        snprintf(outside, 64, "/dev/%s", devices[i].name);
+    } else if (i < DEVICES + LH_ARRAY_SIZE(masked)) {
+        snprintf(inside, 64, "%s", masked[i - DEVICES]);
+        snprintf(outside, 64, "/dev/%s", devices[DEV_NULL].name);
+    }
+    return i < DEVICES + LH_ARRAY_SIZE(masked);
 }
 
 const char *enter_bad_device(void)

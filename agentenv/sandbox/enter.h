@@ -24,6 +24,13 @@ _Noreturn void enter_sandbox(const struct enter *e);
  * under the processes there; /proc and /dev are carried over.  0 or an errno. */
 int enter_switch_root(int user_ns, int mount_ns, int root);
 
+/* lo of the network namespace that the caller is in.  0, or -1 with errno. */
+int enter_loopback_up(void);
+
+/* The i-th file of the host that is bind-mounted in every sandbox, as far as its kernel has what it
+ * covers; false behind the last. */
+bool enter_bind(size_t i, char inside[64], char outside[64]);
+
 /* A device that the host's root does not own may be changed by every sandbox: see enter.c. NULL =
  * all is well, else the name of one that is wrong. */
 const char *enter_bad_device(void);

@@ -13,6 +13,7 @@
 #include "agentenv/sandbox/box_private.h"
 #include "proto/clock.h"
 #include "proto/file.h"
+#include "proto/wait.h"
 
 enum { TICK_MS = 100, KILL_GRACE_MS = 5000, DISK_CHECK_MS = 500, DISK_CHECK_SHARE = 20 };
 
@@ -20,9 +21,12 @@ enum { TICK_MS = 100, KILL_GRACE_MS = 5000, DISK_CHECK_MS = 500, DISK_CHECK_SHAR
 
 static int sealed_memfd(const char *name, struct lh_error *err)
 {
-    int fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    lh_autoclose int fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
 
-    return fd < 0 ? lh_fail_errno(err, errno, "memfd for %s", name) : fd;
+    /* Of an owner who exists inside, or it could not be restored there. */
+    if (fd < 0 || fchown(fd, BOX_UID_BASE, BOX_UID_BASE) < 0)
+        return lh_fail_errno(err, errno, "memfd for %s", name);
+    return lh_steal_fd(&fd);
 }
 
 static int seal_memfd(int fd, struct lh_error *err)
@@ -80,8 +84,8 @@ static int stdin_fd(const struct box_exec_spec *s, struct lh_error *err)
     return lh_steal_fd(&fd);
 }
 
-int box_send_request(const struct box *b, const struct wire_request *req, const int *fds,
-                     size_t n_fds, struct lh_error *err)
+int box_send_request(struct box *b, const struct wire_request *req, const int *fds, size_t n_fds,
+                     struct lh_error *err)
 {
     char space[CMSG_SPACE(sizeof(int) * WIRE_EXEC_FDS)] __attribute__((aligned(8))) = {0};
     struct iovec v = {(void *)req, sizeof *req};
@@ -89,17 +93,22 @@ int box_send_request(const struct box *b, const struct wire_request *req, const 
                        .msg_iovlen = 1,
                        .msg_control = n_fds ? space : NULL,
                        .msg_controllen = n_fds ? CMSG_SPACE(n_fds * sizeof(int)) : 0};
-    struct pollfd p = {b->control, POLLOUT, 0};
+    int64_t deadline_ms = lh_now_ms() + KILL_GRACE_MS;
     struct cmsghdr *c = CMSG_FIRSTHDR(&m);
 
     if (c) {
         *c = (struct cmsghdr){CMSG_LEN(n_fds * sizeof(int)), SOL_SOCKET, SCM_RIGHTS};
         memcpy(CMSG_DATA(c), fds, n_fds * sizeof(int));
     }
+    LH_LOCKED(&b->life_lock);
+    while (b->life == BOX_ASLEEP) /* admitted just before a checkpoint began */
+        if (!lh_wait_until(&b->life_changed, &b->life_lock, deadline_ms))
+            return lh_fail(err, LH_UNAVAILABLE, "sandbox %s is being checkpointed", b->id);
+    struct pollfd p = {b->control, POLLOUT, 0};
     while (sendmsg(b->control, &m, MSG_NOSIGNAL | MSG_DONTWAIT) < 0) {
         if (errno != EAGAIN)
             return lh_fail(err, LH_UNAVAILABLE, "sandbox %s has died", b->id);
-        if (poll(&p, 1, KILL_GRACE_MS) <= 0)
+        if (poll(&p, 1, lh_ms_left(deadline_ms)) <= 0)
             return lh_fail(err, LH_DEADLINE_EXCEEDED, "init of sandbox %s does not answer", b->id);
     }
     return 0;
@@ -118,6 +127,8 @@ struct running {
     int64_t next_disk_ms;
     bool killed, told; /* told: init has said its last word */
     bool known;        /* init has an exec of this id */
+    bool again;        /* attached once more, after a checkpoint */
+    uint64_t next;     /* offset of the output that comes next */
     uint64_t oom_kills;
     char data[sizeof(struct wire_event) + WIRE_CHUNK + 1]; /* a NUL behind it */
 };
@@ -155,9 +166,7 @@ static int cancel(struct running *x)
 /* What may end an exec besides itself.  Negative = give up waiting; 1 = leave it. */
 static int check(struct running *x, struct lh_error *err)
 {
-    struct pollfd dead = {x->box->pidfd, POLLIN, 0};
-
-    if (poll(&dead, 1, 0) > 0)
+    if (box_is_dead(x->box))
         return lh_fail(err, LH_UNAVAILABLE, "sandbox %s has died", x->box->id);
     if (!x->killed && x->spec->cancelled && x->spec->cancelled(x->spec->ctx))
         return cancel(x);
@@ -213,7 +222,9 @@ static int take_output(struct running *x, const struct wire_event *ev, const cha
     return cancel(x);
 }
 
-/* One event.  1 = it was the last. */
+enum { LAST = 1, CLOSED };
+
+/* One event.  LAST; CLOSED: init has closed the channel. */
 static int take_event(struct running *x, struct lh_error *err)
 {
     ssize_t n = recv(x->attached.channel, x->data, sizeof x->data - 1, MSG_DONTWAIT);
@@ -222,14 +233,14 @@ static int take_event(struct running *x, struct lh_error *err)
     if (n < 0 && errno == EAGAIN)
         return 0;
     if (n < (ssize_t)sizeof ev)
-        return lh_fail(err, LH_UNAVAILABLE, "sandbox %s has died", x->box->id);
+        return CLOSED;
     memcpy(&ev, x->data, sizeof ev);
     char *data = x->data + sizeof ev;
     size_t len = (size_t)n - sizeof ev;
     if (ev.kind == WIRE_MOVED)
         return lh_fail(err, LH_ABORTED, "somebody else attached to exec %s", x->spec->exec_id);
     if (ev.kind == WIRE_ATTACHED) {
-        if (x->spec->attached)
+        if (x->spec->attached && !x->again)
             x->spec->attached(x->spec->ctx, ev.stdin_bytes);
         return 0;
     }
@@ -242,21 +253,61 @@ static int take_event(struct running *x, struct lh_error *err)
     }
     if (ev.kind == WIRE_EXIT) {
         finish(x, &ev);
-        return 1;
+        return LAST;
     }
+    x->next = ev.offset + len;
     return take_output(x, &ev, data, len);
+}
+
+static void replace_channel(struct running *x, int channel)
+{
+    LH_LOCKED(&x->box->execs_lock);
+    close(x->attached.channel);
+    x->attached.channel = channel;
+    if (x->kill >= 0)
+        close(x->kill);
+    x->kill = cgroup_exec_kill_fd(x->box->cgroup, x->spec->exec_id);
+}
+
+/* Init has closed the channel: for a checkpoint, or because it is dead.  What was delivered is not
+ * sent again; the time asleep is nobody's. */
+static int attach_again(struct running *x, struct lh_error *err)
+{
+    struct wire_request req = {.op = WIRE_ATTACH, .offset = x->next};
+    int64_t slept_ms = 0;
+    int p[2], r;
+
+    while ((r = box_wait_awake(x->box, lh_now_ms() + TICK_MS, &slept_ms, err)) == 0)
+        if (x->spec->cancelled && x->spec->cancelled(x->spec->ctx)) {
+            x->result->cancelled = true;
+            return LAST; /* init ends the command at its timeout */
+        }
+    if (r < 0)
+        return r;
+    if (x->hard_deadline_ms != INT64_MAX)
+        x->hard_deadline_ms += slept_ms;
+    if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, p) < 0)
+        return lh_fail_errno(err, errno, "attaching again");
+    replace_channel(x, p[0]);
+    x->again = true;
+    memcpy(req.exec_id, x->spec->exec_id, strlen(x->spec->exec_id));
+    r = box_send_request(x->box, &req, &p[1], 1, err);
+    close(p[1]);
+    return r;
 }
 
 static int follow(struct running *x, struct lh_error *err)
 {
-    struct pollfd p = {x->attached.channel, POLLIN, 0};
     struct wire_input taken = {.kind = WIRE_TAKEN};
     int64_t next_check = lh_now_ms() + TICK_MS;
     int r = 0;
 
     while (r == 0) {
+        struct pollfd p = {x->attached.channel, POLLIN, 0};
         if (poll(&p, 1, lh_ms_left(next_check)) > 0)
             r = take_event(x, err);
+        if (r == CLOSED)
+            r = attach_again(x, err);
         if (r == 0 && lh_now_ms() >= next_check) {
             r = check(x, err);
             next_check = lh_now_ms() + TICK_MS;
@@ -385,11 +436,12 @@ static int run(struct box *b, const struct box_exec_spec *spec, struct box_exec_
     x->spec = spec;
     x->result = result;
     x->kill = -1;
+    x->next = spec->offset;
     x->hard_deadline_ms = hard_deadline_ms;
     x->next_disk_ms = lh_now_ms() + DISK_CHECK_MS;
     x->oom_kills = before.oom_kills;
     int r = follow_from(x, first, p[1], err);
-    close(p[0]);
+    close(x->attached.channel);
     if (x->kill >= 0)
         close(x->kill);
     if (x->known)

@@ -76,6 +76,9 @@ static int seal_init(const char *path, struct lh_error *err)
         fd = memfd_create("agentenv-init", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     if (fd < 0 || fstat(file, &st) < 0)
         return lh_fail_errno(err, errno, "a memfd for agentenv-init");
+    /* Of an owner who exists inside, or a checkpoint could not be restored there. */
+    if (fchown(fd, BOX_UID_BASE + BOX_INIT_UID, BOX_UID_BASE + BOX_INIT_UID) < 0)
+        return lh_fail_errno(err, errno, "the owner of agentenv-init");
     for (off_t left = st.st_size; left > 0;) {
         ssize_t n = sendfile(fd, file, NULL, (size_t)left);
         if (n <= 0)
@@ -85,6 +88,18 @@ static int seal_init(const char *path, struct lh_error *err)
     if (fcntl(fd, F_ADD_SEALS, F_SEAL_WRITE | F_SEAL_GROW | F_SEAL_SHRINK | F_SEAL_SEAL) < 0)
         return lh_fail_errno(err, errno, "sealing agentenv-init");
     return lh_steal_fd(&fd);
+}
+
+/* O_CLOEXEC, and still executable by its descriptor: it is no script. */
+static int open_criu(const char *path)
+{
+    static const char *const places[] = {"/usr/local/libexec/longhaul/criu", "/usr/local/sbin/criu",
+                                         "/usr/sbin/criu"};
+    int fd = path ? open(path, O_RDONLY | O_CLOEXEC) : -1;
+
+    for (size_t i = 0; !path && fd < 0 && i < LH_ARRAY_SIZE(places); i++)
+        fd = open(places[i], O_RDONLY | O_CLOEXEC);
+    return fd;
 }
 
 static int start_spawner(struct box_host *h, const char *init_path, struct lh_error *err)
@@ -116,6 +131,7 @@ struct box_host *box_host_create(const struct box_host_options *o, struct lh_err
     if (!h)
         return lh_fail_errno(err, ENOMEM, "sandboxes"), NULL;
     h->spawner = h->userns = -1;
+    h->criu = open_criu(o->criu_path);
     if (cgroup_root_open(&h->cgroups, o->cgroup_parent, err) < 0)
         goto fail_cgroups;
     h->userns = overlay_userns(err);
@@ -128,6 +144,8 @@ fail_spawner:
         close(h->userns);
     cgroup_root_close(&h->cgroups);
 fail_cgroups:
+    if (h->criu >= 0)
+        close(h->criu);
     free(h);
     lh_wrap(err, "preparing sandboxes");
     return NULL;
@@ -149,6 +167,8 @@ void box_host_destroy(struct box_host *h)
     close(h->spawner);
     waitpid(h->spawner_pid, NULL, 0);
     close(h->userns);
+    if (h->criu >= 0)
+        close(h->criu);
     cgroup_root_close(&h->cgroups);
     free(h);
 }

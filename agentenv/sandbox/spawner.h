@@ -17,8 +17,11 @@
 #include "agentenv/sandbox/enter.h"
 
 enum spawner_op {
-    SPAWNER_START,  /* descriptors: reply (the control socket's inner end), root */
-    SPAWNER_SWITCH, /* descriptors: reply, root, user namespace, mount namespace */
+    SPAWNER_START,    /* descriptors: reply (the control socket's inner end), root */
+    SPAWNER_SWITCH,   /* descriptors: reply, root, user namespace, mount namespace */
+    SPAWNER_CRIU,     /* descriptors: reply, the program, its socket; for a restore also root, and
+                         `id` is set */
+    SPAWNER_LOOPBACK, /* descriptors: reply, network namespace whose lo is brought up */
 };
 
 enum { SPAWNER_MAX_FDS = 4 };
@@ -46,8 +49,16 @@ int spawner_start(const struct cgroup_root *cgroups, int init_fd, int filters_fd
                   struct lh_error *err);
 
 /* Replies are struct wire_report on the first descriptor: for START first WIRE_SPAWNED with a
- * pidfd, then init's; for SWITCH one WIRE_READY or WIRE_FAILED. */
+ * pidfd, then init's; for CRIU that WIRE_SPAWNED or WIRE_FAILED; for the others one WIRE_READY or
+ * WIRE_FAILED. */
 int spawner_send(int socket, const struct spawner_request *req, const int *fds, size_t n_fds,
                  struct lh_error *err);
+
+/* ---- between spawner_main.c and spawner_criu.c, in the spawner ---- */
+
+/* Once, before the first CRIU: the mount namespace in which it runs.  0 or -errno. */
+int spawner_criu_prepare(void);
+/* In the child, which is in its cgroups: becomes CRIU.  root = -1: a dump. */
+_Noreturn void spawner_criu_run(int program, int socket, int root);
 
 #endif

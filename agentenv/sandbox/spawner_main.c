@@ -139,6 +139,57 @@ static void start(const struct spawner *s, const struct spawner_request *req, co
         kill(pid, SIGKILL);
 }
 
+/* ---- criu ---------------------------------------------------------------------------------- */
+
+/* Into the sandbox's cgroups, for what it restores; a dump runs in ours. */
+static pid_t clone_criu(int cgroup, int *pidfd)
+{
+    struct clone_args a = {
+        .flags = CLONE_PIDFD | (cgroup < 0 ? 0 : CLONE_INTO_CGROUP),
+        .exit_signal = SIGCHLD,
+        .pidfd = (uint64_t)(uintptr_t)pidfd,
+        .cgroup = cgroup < 0 ? 0 : (unsigned)cgroup,
+    };
+
+    return (pid_t)syscall(SYS_clone3, &a, sizeof a);
+}
+
+static void run_criu(const struct spawner *s, const struct spawner_request *req, const int *fds,
+                     int root)
+{
+    lh_autoclose int cgroup = req->id[0] ? cgroup_open(&s->cgroups, req->id) : -1;
+    lh_autoclose int pidfd = -1;
+    int e = req->id[0] && cgroup < 0 ? -errno : spawner_criu_prepare();
+
+    if (e < 0) {
+        reply(fds[0], WIRE_FAILED, -e, "preparing criu", -1);
+        return;
+    }
+    pid_t pid = clone_criu(cgroup, &pidfd);
+    if (pid == 0) {
+        if (cgroup >= 0 && cgroup_attach(&s->cgroups, req->id, getpid()) < 0)
+            _exit(1);
+        spawner_criu_run(fds[1], fds[2], root);
+    }
+    if (pid < 0)
+        reply(fds[0], WIRE_FAILED, errno, "forking criu", -1);
+    else
+        reply(fds[0], WIRE_SPAWNED, pid, "", pidfd);
+}
+
+static void loopback(const int *fds)
+{
+    pid_t pid = fork();
+
+    if (pid == 0) {
+        int e = setns(fds[1], CLONE_NEWNET) < 0 || enter_loopback_up() < 0 ? errno : 0;
+        reply(fds[0], e ? WIRE_FAILED : WIRE_READY, e, "the loopback interface", -1);
+        _exit(0);
+    }
+    if (pid < 0)
+        reply(fds[0], WIRE_FAILED, errno, "fork", -1);
+}
+
 /* ---- switch -------------------------------------------------------------------------------- */
 
 static void switch_root(const int *fds)
@@ -185,6 +236,10 @@ _Noreturn static void serve(const struct spawner *s)
             start(s, &req, fds);
         else if (req.op == SPAWNER_SWITCH && n == 4)
             switch_root(fds);
+        else if (req.op == SPAWNER_CRIU && (n == 3 || n == 4))
+            run_criu(s, &req, fds, n == 4 ? fds[3] : -1);
+        else if (req.op == SPAWNER_LOOPBACK && n == 2)
+            loopback(fds);
         while (n > 0)
             close(fds[--n]);
     }
