@@ -23,7 +23,8 @@ struct rpc_call; /* a call being served; valid until the handler returns */
  * with *err, which becomes the client's status and details.  Runs on a pool thread; may block. */
 typedef int rpc_unary_fn(void *ctx, struct rpc_call *call, const ProtobufCMessage *request,
                          ProtobufCMessage **reply, struct lh_error *err);
-/* Sends any number of messages with rpc_send(), then returns the status. */
+/* Sends any number of messages with rpc_send(), then returns the status.  `request` is the first
+ * message; if the client sends a stream, rpc_receive() has the rest. */
 typedef int rpc_stream_fn(void *ctx, struct rpc_call *call, const ProtobufCMessage *request,
                           struct lh_error *err);
 
@@ -46,6 +47,9 @@ int64_t rpc_deadline_ms(const struct rpc_call *call);
 /* Blocks until the transport took the message: that is the back-pressure.  CANCELLED once the
  * client is gone. */
 int rpc_send(struct rpc_call *call, const ProtobufCMessage *message, struct lh_error *err);
+/* The next message of a client that streams, to be freed with lh_message_free(): 1; 0 = it sends no
+ * more.  One that stays away for half a minute ends the call (DEADLINE_EXCEEDED). */
+int rpc_receive(struct rpc_call *call, ProtobufCMessage **message, struct lh_error *err);
 /* Peer of a unix socket: uid from SO_PEERCRED. */
 uid_t rpc_peer_uid(const struct rpc_call *call);
 
@@ -86,5 +90,18 @@ typedef int rpc_each_fn(void *ctx, const ProtobufCMessage *message, struct lh_er
 int rpc_stream(struct rpc_channel *ch, const char *method, const ProtobufCMessage *request,
                const ProtobufCMessageDescriptor *reply_type, int timeout_ms, rpc_each_fn *each,
                void *ctx, struct lh_error *err);
+
+/* A call that sends a stream and gets one reply. */
+struct rpc_upload;
+
+struct rpc_upload *rpc_upload_begin(struct rpc_channel *ch, const char *method, int timeout_ms,
+                                    struct lh_error *err);
+/* Blocks until the transport took it.  After an error the reason comes from rpc_upload_end(). */
+int rpc_upload_send(struct rpc_upload *u, const ProtobufCMessage *message, struct lh_error *err);
+/* No more messages: waits for the reply. Frees u. */
+int rpc_upload_end(struct rpc_upload *u, const ProtobufCMessageDescriptor *reply_type,
+                   ProtobufCMessage **reply, struct lh_error *err);
+/* Gives up.  Frees u; NULL is fine. */
+void rpc_upload_cancel(struct rpc_upload *u);
 
 #endif

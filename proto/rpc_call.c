@@ -134,20 +134,48 @@ static bool run_batch(struct rpc_call *c, const grpc_op *ops, size_t n, int64_t 
     return c->batch_ok;
 }
 
-static ProtobufCMessage *read_request(struct rpc_call *c, struct lh_error *err)
+/* 0 with c->request; NULL there when the client sends no more. */
+static int read_message(struct rpc_call *c, struct lh_error *err)
 {
     grpc_op op = {.op = GRPC_OP_RECV_MESSAGE};
+    int64_t until = lh_now_ms() + REQUEST_MS;
 
     op.data.recv_message.recv_message = &c->request;
-    if (!run_batch(c, &op, 1, lh_now_ms() + REQUEST_MS) || !c->request) {
-        lh_fail(err, LH_INVALID_ARGUMENT, "%s: no request came", c->method->name);
-        return NULL;
-    }
+    if (run_batch(c, &op, 1, until) && !(rpc_cancelled(c) && !c->request))
+        return 0;
+    return lh_ms_left(until)
+               ? lh_fail(err, LH_CANCELLED, "%s: the client has gone", c->method->name)
+               : lh_fail(err, LH_DEADLINE_EXCEEDED, "%s: no message for %d ms", c->method->name,
+                         REQUEST_MS);
+}
+
+static ProtobufCMessage *parse_message(struct rpc_call *c, struct lh_error *err)
+{
     ProtobufCMessage *m =
         rpc_message_from_buffer(c->descriptor->input, c->request, c->server->max_message, err);
+
     grpc_byte_buffer_destroy(c->request);
     c->request = NULL;
     return m;
+}
+
+static ProtobufCMessage *read_request(struct rpc_call *c, struct lh_error *err)
+{
+    if (read_message(c, err) < 0 || !c->request) {
+        lh_fail(err, LH_INVALID_ARGUMENT, "%s: no request came", c->method->name);
+        return NULL;
+    }
+    return parse_message(c, err);
+}
+
+int rpc_receive(struct rpc_call *c, ProtobufCMessage **message, struct lh_error *err)
+{
+    int r = read_message(c, err);
+
+    if (r < 0 || !c->request)
+        return r;
+    *message = parse_message(c, err);
+    return *message ? 1 : err->code;
 }
 
 static int run_handler(struct rpc_call *c, ProtobufCMessage **reply, struct lh_error *err)

@@ -4,6 +4,7 @@
  * A channel reconnects by itself, within half a second of the server's return.  Every call waits
  * for the connection, at most until its own deadline; nothing is sent twice by us. */
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -112,12 +113,13 @@ static void call_init(struct client_call *c, struct rpc_channel *ch, const char 
     grpc_metadata_array_init(&c->head);
     grpc_metadata_array_init(&c->trail);
     c->details = grpc_empty_slice();
-    c->request = rpc_buffer_from_message(request);
+    c->request = request ? rpc_buffer_from_message(request) : NULL;
 }
 
 static void call_finish(struct client_call *c)
 {
-    grpc_byte_buffer_destroy(c->request);
+    if (c->request)
+        grpc_byte_buffer_destroy(c->request);
     if (c->reply)
         grpc_byte_buffer_destroy(c->reply);
     grpc_slice_unref(c->details);
@@ -200,6 +202,21 @@ static ProtobufCMessage *take_reply(struct client_call *c, const ProtobufCMessag
     return m;
 }
 
+/* After the batch that got status and, perhaps, a reply. */
+static int call_reply(struct client_call *c, bool done, const ProtobufCMessageDescriptor *type,
+                      ProtobufCMessage **reply, struct lh_error *err)
+{
+    int r =
+        done ? call_result(c, err) : lh_fail(err, LH_INTERNAL, "%s: gRPC refused it", c->method);
+
+    if (!r && !c->reply)
+        r = lh_fail(err, LH_INTERNAL, "%s: success without a reply", c->method);
+    if (r)
+        return r;
+    *reply = take_reply(c, type, err);
+    return *reply ? 0 : LH_INTERNAL;
+}
+
 int rpc_unary(struct rpc_channel *ch, const char *method, const ProtobufCMessage *request,
               const ProtobufCMessageDescriptor *reply_type, int timeout_ms,
               ProtobufCMessage **reply, struct lh_error *err)
@@ -211,14 +228,7 @@ int rpc_unary(struct rpc_channel *ch, const char *method, const ProtobufCMessage
     size_t n = open_ops(&c, ops);
     receive_op(&c, &ops[n++]);
     status_op(&c, &ops[n++]);
-    int r = call_batch(&c, ops, n) ? call_result(&c, err)
-                                   : lh_fail(err, LH_INTERNAL, "%s: gRPC refused it", method);
-    if (!r && !c.reply)
-        r = lh_fail(err, LH_INTERNAL, "%s: success without a reply", method);
-    if (!r) {
-        *reply = take_reply(&c, reply_type, err);
-        r = *reply ? 0 : LH_INTERNAL;
-    }
+    int r = call_reply(&c, call_batch(&c, ops, n), reply_type, reply, err);
     call_finish(&c);
     return r;
 }
@@ -259,4 +269,67 @@ int rpc_stream(struct rpc_channel *ch, const char *method, const ProtobufCMessag
         r = ended ? call_result(&c, err) : lh_fail(err, LH_INTERNAL, "%s: no status", method);
     call_finish(&c);
     return r;
+}
+
+/* ---- a stream from here ---------------------------------------------------------------------- */
+
+struct rpc_upload {
+    struct client_call call;
+    char method[128];
+};
+
+struct rpc_upload *rpc_upload_begin(struct rpc_channel *ch, const char *method, int timeout_ms,
+                                    struct lh_error *err)
+{
+    struct rpc_upload *u = malloc(sizeof *u);
+    grpc_op op = {.op = GRPC_OP_SEND_INITIAL_METADATA,
+                  .flags = GRPC_INITIAL_METADATA_WAIT_FOR_READY};
+
+    if (!u)
+        return lh_fail_errno(err, ENOMEM, "%s", method), NULL;
+    snprintf(u->method, sizeof u->method, "%s", method);
+    call_init(&u->call, ch, u->method, NULL, timeout_ms);
+    call_batch(&u->call, &op, 1); /* a failure comes again as the status */
+    return u;
+}
+
+int rpc_upload_send(struct rpc_upload *u, const ProtobufCMessage *message, struct lh_error *err)
+{
+    grpc_byte_buffer *buffer = rpc_buffer_from_message(message);
+    grpc_op op = {.op = GRPC_OP_SEND_MESSAGE};
+
+    op.data.send_message.send_message = buffer;
+    bool sent = call_batch(&u->call, &op, 1);
+    grpc_byte_buffer_destroy(buffer);
+    return sent ? 0 : lh_fail(err, LH_CANCELLED, "%s: the server wants no more", u->call.method);
+}
+
+int rpc_upload_end(struct rpc_upload *u, const ProtobufCMessageDescriptor *reply_type,
+                   ProtobufCMessage **reply, struct lh_error *err)
+{
+    struct client_call *c = &u->call;
+    grpc_op close = {.op = GRPC_OP_SEND_CLOSE_FROM_CLIENT}, ops[3] = {0};
+
+    call_batch(c, &close, 1);
+    ops[0].op = GRPC_OP_RECV_INITIAL_METADATA;
+    ops[0].data.recv_initial_metadata.recv_initial_metadata = &c->head;
+    receive_op(c, &ops[1]);
+    status_op(c, &ops[2]);
+    int r = call_reply(c, call_batch(c, ops, LH_ARRAY_SIZE(ops)), reply_type, reply, err);
+    call_finish(c);
+    free(u);
+    return r;
+}
+
+void rpc_upload_cancel(struct rpc_upload *u)
+{
+    grpc_op status = {0};
+
+    if (!u)
+        return;
+    grpc_call_cancel(u->call.call, NULL);
+    status_op(&u->call, &status);
+    call_batch(&u->call, &status, 1);
+    call_finish(&u->call);
+    free(u);
 }

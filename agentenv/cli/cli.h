@@ -51,6 +51,10 @@ int cli_stream(struct cli *cli, const char *method, const ProtobufCMessage *requ
                const ProtobufCMessageDescriptor *reply_type, int timeout_ms, rpc_each_fn *each,
                void *ctx, struct lh_error *err);
 
+/* The same for rpc_upload_begin(). */
+struct rpc_upload *cli_upload(struct cli *cli, const char *method, int timeout_ms,
+                              struct lh_error *err);
+
 /* Prints `rows`, an array of objects, as JSON or as a table of `columns` (keys, ended by NULL; the
  * headings are the keys in capitals).  Takes the reference to rows. */
 int cli_print(const struct cli *cli, json_t *rows, const char *const *columns,

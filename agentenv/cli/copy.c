@@ -12,8 +12,7 @@
 #include "proto/file.h"
 #include "proto/parse.h"
 
-/* One Upload carries at most this much; a tree is cut between entries. */
-enum { PIECE = 32 << 20, FILE_MAX = 58 << 20, COPY_MS = 600000 };
+enum { PIECE = 256 << 10, COPY_MS = 3600000 };
 
 static int archive_failure(struct archive *a, const char *what, struct lh_error *err)
 {
@@ -49,60 +48,56 @@ static char *rename_top(const char *name, size_t old_len, const char *top)
 /* ---- in ---- */
 
 struct uploading {
-    struct cli *cli;
-    const char *id;
-    const char *dir; /* in the sandbox */
+    struct rpc_upload *to;
+    const char *id, *dir; /* said once */
     struct archive *out;
-    char *buf;
-    size_t len, room;
+    struct lh_error *err; /* of the connection, which libarchive cannot carry */
 };
 
-static la_ssize_t grow(struct archive *a, void *ctx, const void *data, size_t len)
+static la_ssize_t send_piece(struct archive *a, void *ctx, const void *data, size_t len)
 {
+    V1(UploadRequest) req = LONGHAUL__SANDBOX__V1__UPLOAD_REQUEST__INIT;
     struct uploading *u = ctx;
 
     (void)a;
-    if (u->len + len > u->room) {
-        size_t room = 2 * (u->len + len);
-        char *more = realloc(u->buf, room);
-        if (!more)
-            return -1;
-        u->buf = more;
-        u->room = room;
-    }
-    memcpy(u->buf + u->len, data, len);
-    u->len += len;
-    return (la_ssize_t)len;
+    req.id = (char *)(u->id ? u->id : "");
+    req.path = (char *)(u->id ? u->dir : "");
+    u->id = NULL;
+    req.tar.data = (uint8_t *)data;
+    req.tar.len = len;
+    return rpc_upload_send(u->to, &req.base, u->err) < 0 ? -1 : (la_ssize_t)len;
 }
 
-static int open_piece(struct uploading *u, struct lh_error *err)
+static int open_archive(struct uploading *u, struct lh_error *err)
 {
-    u->len = 0;
     u->out = archive_write_new();
     if (!u->out)
         return lh_fail_errno(err, ENOMEM, "cp");
-    archive_write_set_format_gnutar(u->out);
+    archive_write_set_format_pax_restricted(u->out);
+    archive_write_set_bytes_per_block(u->out, PIECE);
     archive_write_set_bytes_in_last_block(u->out, 1);
-    return archive_write_open(u->out, u, NULL, grow, NULL) == ARCHIVE_OK
+    return archive_write_open(u->out, u, NULL, send_piece, NULL) == ARCHIVE_OK
                ? 0
                : archive_failure(u->out, "cp", err);
 }
 
-static int send_piece(struct uploading *u, struct lh_error *err)
+/* The server's own words, if it was the server that ended it. */
+static int finish(struct uploading *u, int r, struct lh_error *err)
 {
-    V1(UploadRequest) req = LONGHAUL__SANDBOX__V1__UPLOAD_REQUEST__INIT;
     lh_automsg(V1(UploadReply)) reply = NULL;
+    struct lh_error why = {0};
 
-    if (archive_write_close(u->out) != ARCHIVE_OK)
-        return archive_failure(u->out, "cp", err);
-    archive_write_free(u->out);
-    u->out = NULL;
-    req.id = (char *)u->id;
-    req.path = (char *)u->dir;
-    req.tar.data = (uint8_t *)u->buf;
-    req.tar.len = u->len;
-    return cli_call(u->cli, "Upload", &req.base, &longhaul__sandbox__v1__upload_reply__descriptor,
-                    COPY_MS, (ProtobufCMessage **)&reply, err);
+    if (u->out && archive_write_close(u->out) != ARCHIVE_OK && r == 0)
+        r = archive_failure(u->out, "cp", err);
+    if (u->out)
+        archive_write_free(u->out);
+    if (r < 0 && u->err->code != LH_CANCELLED) {
+        rpc_upload_cancel(u->to);
+        return r;
+    }
+    int end = rpc_upload_end(u->to, &longhaul__sandbox__v1__upload_reply__descriptor,
+                             (ProtobufCMessage **)&reply, &why);
+    return end < 0 ? lh_fail(err, end, "%s", why.message) : r;
 }
 
 static int add_data(struct uploading *u, struct archive *disk, const char *name,
@@ -137,16 +132,13 @@ static int add_entry(struct uploading *u, struct archive *disk, struct archive_e
 
     if (!renamed)
         return lh_fail_errno(err, ENOMEM, "cp");
-    if (archive_entry_size(e) > FILE_MAX)
-        return lh_fail(err, LH_OUT_OF_RANGE, "%s has %lld bytes; one file may have %d", name,
-                       (long long)archive_entry_size(e), FILE_MAX);
     archive_entry_set_uid(e, 0); /* root of the sandbox; ids of this machine mean nothing there */
     archive_entry_set_gid(e, 0);
     archive_entry_set_uname(e, NULL);
     archive_entry_set_gname(e, NULL);
     lh_autofree char *copy = lh_steal(&renamed);
     archive_entry_copy_pathname(e, copy);
-    if (archive_write_header(u->out, e) != ARCHIVE_OK)
+    if (archive_write_header(u->out, e) < ARCHIVE_WARN)
         return archive_failure(u->out, copy, err);
     return archive_entry_filetype(e) == AE_IFREG ? add_data(u, disk, copy, err) : 0;
 }
@@ -171,8 +163,6 @@ static int add_tree(struct uploading *u, struct archive *disk, const char *local
         archive_read_disk_descend(disk);
         if (r == 0)
             r = add_entry(u, disk, e, len, top, err);
-        if (r == 0 && u->len > PIECE && (r = send_piece(u, err)) == 0)
-            r = open_piece(u, err);
     }
     archive_entry_free(e);
     return r;
@@ -180,15 +170,15 @@ static int add_tree(struct uploading *u, struct archive *disk, const char *local
 
 static bool is_directory_there(struct cli *cli, const char *id, const char *path)
 {
-    V1(ListFilesRequest) req = LONGHAUL__SANDBOX__V1__LIST_FILES_REQUEST__INIT;
-    lh_automsg(V1(ListFilesReply)) reply = NULL;
-    lh_autofree char *dot = lh_format("%s/.", path);
+    V1(StatFileRequest) req = LONGHAUL__SANDBOX__V1__STAT_FILE_REQUEST__INIT;
+    lh_automsg(V1(FileInfo)) info = NULL;
 
     req.id = (char *)id;
-    req.path = dot ? dot : (char *)path;
-    return cli_call(cli, "ListFiles", &req.base,
-                    &longhaul__sandbox__v1__list_files_reply__descriptor, CALL_MS,
-                    (ProtobufCMessage **)&reply, NULL) == 0;
+    req.path = (char *)path;
+    req.follow = true;
+    return cli_call(cli, "StatFile", &req.base, &longhaul__sandbox__v1__file_info__descriptor,
+                    CALL_MS, (ProtobufCMessage **)&info, NULL) == 0 &&
+           S_ISDIR(info->mode);
 }
 
 /* Where it goes: *dir to unpack in, *top the name of the topmost entry. */
@@ -212,11 +202,26 @@ static int choose_target(struct cli *cli, const char *local, const char *id, con
     return *dir && *top ? 0 : lh_fail_errno(err, ENOMEM, "cp");
 }
 
+static int upload(struct uploading *u, const char *local, const char *top, struct lh_error *err)
+{
+    struct archive *disk = archive_read_disk_new();
+
+    if (!disk)
+        return lh_fail_errno(err, ENOMEM, "cp");
+    archive_read_disk_set_symlink_physical(disk);
+    int r = open_archive(u, err);
+    if (r == 0)
+        r = add_tree(u, disk, local, top, err);
+    archive_read_free(disk);
+    return r;
+}
+
 int copy_in(struct cli *cli, const char *local, const char *id, const char *path,
             struct lh_error *err)
 {
-    struct uploading u = {.cli = cli, .id = id};
     lh_autofree char *dir = NULL, *top = NULL;
+    struct lh_error sending = {0};
+    struct uploading u = {.id = id, .err = &sending};
     struct stat st;
 
     if (lstat(local, &st) < 0)
@@ -225,20 +230,10 @@ int copy_in(struct cli *cli, const char *local, const char *id, const char *path
     if (r < 0)
         return r;
     u.dir = dir;
-    struct archive *disk = archive_read_disk_new();
-    if (!disk)
-        return lh_fail_errno(err, ENOMEM, "cp");
-    archive_read_disk_set_symlink_physical(disk);
-    r = open_piece(&u, err);
-    if (r == 0)
-        r = add_tree(&u, disk, local, top, err);
-    if (r == 0)
-        r = send_piece(&u, err);
-    archive_read_free(disk);
-    if (u.out)
-        archive_write_free(u.out);
-    free(u.buf);
-    return r;
+    u.to = cli_upload(cli, "Upload", COPY_MS, err);
+    if (!u.to)
+        return err->code;
+    return finish(&u, upload(&u, local, top, err), err);
 }
 
 /* ---- out ---- */
@@ -253,8 +248,9 @@ static int to_file(void *ctx, const ProtobufCMessage *message, struct lh_error *
 /* What a hostile sandbox packed must not leave the target: libarchive's checks refuse "..",
  * absolute names and writing through symbolic links. */
 enum {
-    EXTRACT = ARCHIVE_EXTRACT_TIME | ARCHIVE_EXTRACT_PERM | ARCHIVE_EXTRACT_SECURE_SYMLINKS |
-              ARCHIVE_EXTRACT_SECURE_NODOTDOT | ARCHIVE_EXTRACT_SECURE_NOABSOLUTEPATHS,
+    EXTRACT = ARCHIVE_EXTRACT_TIME | ARCHIVE_EXTRACT_PERM | ARCHIVE_EXTRACT_SPARSE |
+              ARCHIVE_EXTRACT_SECURE_SYMLINKS | ARCHIVE_EXTRACT_SECURE_NODOTDOT |
+              ARCHIVE_EXTRACT_SECURE_NOABSOLUTEPATHS,
 };
 
 static int extract_entry(struct archive *a, struct archive_entry *e, const char *top,

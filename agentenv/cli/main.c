@@ -107,6 +107,18 @@ int cli_stream(struct cli *cli, const char *method, const ProtobufCMessage *requ
     return rpc_stream(cli->channel, name, request, reply_type, timeout_ms, each, ctx, err);
 }
 
+struct rpc_upload *cli_upload(struct cli *cli, const char *method, int timeout_ms,
+                              struct lh_error *err)
+{
+    lh_autofree char *name = full_name(method);
+
+    if (connect_daemon(cli, err) < 0 || check_socket(cli, err) < 0)
+        return NULL;
+    if (!name)
+        return lh_fail(err, LH_RESOURCE_EXHAUSTED, "no memory"), NULL;
+    return rpc_upload_begin(cli->channel, name, timeout_ms, err);
+}
+
 /* ---- verbs ---- */
 
 /* Words of the verb that argv begins with; 0 = another verb. */

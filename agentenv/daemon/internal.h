@@ -72,7 +72,7 @@ struct daemon {
     char *boot; /* id of this boot of the host */
     struct box_host *host;
     const struct daemon_hooks *hooks;
-    struct rpc_method methods[32]; /* of the service; lives as long as the server */
+    struct rpc_method methods[64]; /* of the service; lives as long as the server */
 
     pthread_mutex_t lock;
     struct sandbox *buckets[BUCKETS];

@@ -7,8 +7,8 @@
 
 struct daemon;
 
-rpc_stream_fn service_exec, service_watch, service_download;
-rpc_unary_fn service_exec_input, service_upload, service_list_files, service_fork;
+rpc_stream_fn service_exec, service_watch, service_upload, service_download, service_watch_files;
+rpc_unary_fn service_exec_input, service_list_files, service_stat_file, service_fork;
 
 /* The caller's deadline, or WAIT_DEFAULT_MS from now. */
 int64_t call_deadline_ms(const struct rpc_call *call);

@@ -42,11 +42,12 @@ static int archive_failure(struct pack *p, const char *name, struct lh_error *er
 }
 
 /* Exactly `size` bytes, as the header said: a file that shrinks meanwhile is padded with zeros, one
- * that grows is cut. */
+ * that grows is cut.  Of a sparse file libarchive drops the holes again. */
 static int write_data(struct pack *p, int fd, int64_t size, const char *name, struct lh_error *err)
 {
     char buf[64 << 10];
 
+    lseek(fd, 0, SEEK_SET); /* looking for holes has moved it */
     while (size > 0) {
         size_t want = size < (int64_t)sizeof buf ? (size_t)size : sizeof buf;
         ssize_t n = read(fd, buf, want);
@@ -63,6 +64,26 @@ static int write_data(struct pack *p, int fd, int64_t size, const char *name, st
         size -= n;
     }
     return 0;
+}
+
+/* The data of a file with holes, at most MAX_PIECES pieces of it: a hostile one has millions. */
+static void note_holes(int fd, struct archive_entry *e)
+{
+    enum { MAX_PIECES = 10000 };
+    off_t size = archive_entry_size(e), at = 0;
+
+    if (lseek(fd, 0, SEEK_HOLE) >= size)
+        return;
+    for (int i = 0; i < MAX_PIECES && at < size; i++) {
+        off_t data = lseek(fd, at, SEEK_DATA);
+        if (data < 0 || data >= size) /* nothing but a hole is left */
+            break;
+        at = i == MAX_PIECES - 1 ? size : lseek(fd, data, SEEK_HOLE);
+        at = at < 0 || at > size ? size : at;
+        archive_entry_sparse_add_entry(e, data, at - data);
+    }
+    if (archive_entry_sparse_count(e) == 0)
+        archive_entry_sparse_add_entry(e, size, 0);
 }
 
 static int put_entry(struct pack *p, int fd, const char *name, const struct stat *st,
@@ -84,12 +105,16 @@ static int put_entry(struct pack *p, int fd, const char *name, const struct stat
         archive_entry_copy_symlink(e, target);
     }
     archive_entry_linkify(p->links, &e, &sparse); /* a second name of one file: no data again */
-    if (archive_write_header(p->archive, e) != ARCHIVE_OK)
+    bool has_data = S_ISREG(st->st_mode) && archive_entry_size(e) > 0;
+    lh_autoclose int data = has_data ? inroot_reopen(fd, err) : -1;
+    if (has_data && data < 0)
+        r = data;
+    if (data >= 0)
+        note_holes(data, e);
+    if (r == 0 && archive_write_header(p->archive, e) < ARCHIVE_WARN)
         r = archive_failure(p, name, err);
-    if (r == 0 && S_ISREG(st->st_mode) && archive_entry_size(e) > 0) {
-        lh_autoclose int data = inroot_reopen(fd, err);
-        r = data < 0 ? data : write_data(p, data, archive_entry_size(e), name, err);
-    }
+    if (r == 0 && has_data)
+        r = write_data(p, data, archive_entry_size(e), name, err);
     archive_entry_free(e);
     return r;
 }
@@ -158,10 +183,10 @@ static int find_source(const struct inroot *r, const char *path, const char **na
 
 static int pack_to_archive(struct pack *p, int fd, const char *name, struct lh_error *err)
 {
-    archive_write_set_format_gnutar(p->archive); /* long names, any bytes in them */
+    archive_write_set_format_pax_restricted(p->archive); /* long names, any bytes in them, holes */
     archive_write_set_bytes_per_block(p->archive, PIECE);
     archive_write_set_bytes_in_last_block(p->archive, 1);
-    archive_entry_linkresolver_set_strategy(p->links, ARCHIVE_FORMAT_TAR_GNUTAR);
+    archive_entry_linkresolver_set_strategy(p->links, ARCHIVE_FORMAT_TAR_PAX_RESTRICTED);
     if (archive_write_open(p->archive, p, NULL, on_write, NULL) != ARCHIVE_OK)
         return archive_failure(p, name, err);
     int r = pack_tree(p, fd, name, 0, err);

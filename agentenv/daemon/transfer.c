@@ -1,22 +1,13 @@
-#include <dirent.h>
+/* Bytes into and out of sandboxes: tar streams of clients, and single files of the daemon's own. */
 #include <errno.h>
-#include <fcntl.h>
 #include <string.h>
 
-#include "agentenv/daemon/inroot.h"
-#include "agentenv/daemon/internal.h"
+#include "agentenv/daemon/opened.h"
 #include "agentenv/daemon/service.h"
 #include "agentenv/daemon/tar.h"
 #include "proto/clock.h"
 #include "proto/file.h"
 #include "proto/parse.h"
-
-/* A sandbox held for its files, and its root. */
-struct opened {
-    struct daemon *d;
-    struct sandbox *s;
-    struct inroot root;
-};
 
 static int root_of(struct sandbox *s, struct lh_error *err)
 {
@@ -25,8 +16,8 @@ static int root_of(struct sandbox *s, struct lh_error *err)
     return s->state == SB_DEAD ? box_dead_root_fd(s->box, err) : box_root_fd(s->box, err);
 }
 
-static int open_files(struct daemon *d, const char *id, unsigned states, struct opened *o,
-                      struct lh_error *err)
+int open_files(struct daemon *d, const char *id, unsigned states, struct opened *o,
+               struct lh_error *err)
 {
     int r = sandbox_begin(d, id, ANY_ATTEMPT, states, HOLD_FILES, lh_now_ms() + WAIT_DEFAULT_MS,
                           &o->s, err);
@@ -43,37 +34,54 @@ static int open_files(struct daemon *d, const char *id, unsigned states, struct 
     return r;
 }
 
-static void close_files(struct opened *o)
+void close_files(struct opened *o)
 {
     close(o->root.fd);
     sandbox_end(o->d, o->s, HOLD_FILES);
 }
 
-enum {
-    ALIVE = SB_IN(SB_RUNNING) | SB_IN(SB_FROZEN),
-    ALIVE_OR_NEW = ALIVE | SB_IN(SB_CREATING),
-    READABLE = ALIVE | SB_IN(SB_DEAD),
+/* The pieces of an upload: what the first message brought, then what comes. */
+struct incoming {
+    struct rpc_call *call;
+    const ProtobufCBinaryData *first;
+    ProtobufCMessage *message;
 };
 
+static ssize_t next_piece(void *ctx, const void **data, struct lh_error *err)
+{
+    struct incoming *in = ctx;
+    const ProtobufCBinaryData *piece = in->first;
+
+    in->first = NULL;
+    while (!piece || piece->len == 0) {
+        lh_message_free(in->message);
+        in->message = NULL;
+        int r = rpc_receive(in->call, &in->message, err);
+        if (r <= 0)
+            return r;
+        piece = &((const V1(UploadRequest) *)in->message)->tar;
+    }
+    *data = piece->data;
+    return (ssize_t)piece->len;
+}
+
 int service_upload(void *ctx, struct rpc_call *call, const ProtobufCMessage *request,
-                   ProtobufCMessage **reply, struct lh_error *err)
+                   struct lh_error *err)
 {
     const V1(UploadRequest) *req = (const void *)request;
-    V1(UploadReply) *out = calloc(1, sizeof *out);
+    V1(UploadReply) out = LONGHAUL__SANDBOX__V1__UPLOAD_REPLY__INIT;
+    struct incoming in = {.call = call, .first = &req->tar};
     struct opened o;
+    int r = open_files(ctx, req->id, FILES_ALIVE, &o, err);
 
-    (void)call;
-    if (!out)
-        return lh_fail_errno(err, ENOMEM, "upload");
-    longhaul__sandbox__v1__upload_reply__init(out);
-    *reply = &out->base;
-    int r = open_files(ctx, req->id, ALIVE, &o, err);
     if (r < 0)
         return r;
     lh_autoclose int dir = inroot_find_dir(&o.root, req->path, true, err);
-    r = dir < 0 ? dir : tar_unpack(&o.root, dir, req->tar.data, req->tar.len, &out->bytes, err);
+    r = dir < 0 ? dir : tar_unpack(&o.root, dir, next_piece, &in, &out.bytes, err);
+    lh_message_free(in.message);
     close_files(&o);
-    return r < 0 ? lh_wrap(err, "upload to %s:%s", req->id, req->path) : 0;
+    return r < 0 ? lh_wrap(err, "upload to %s:%s", req->id, req->path)
+                 : rpc_send(call, &out.base, err);
 }
 
 static int send_piece(void *ctx, const void *data, size_t len, struct lh_error *err)
@@ -90,139 +98,13 @@ int service_download(void *ctx, struct rpc_call *call, const ProtobufCMessage *r
 {
     const V1(DownloadRequest) *req = (const void *)request;
     struct opened o;
-    int r = open_files(ctx, req->id, READABLE, &o, err);
+    int r = open_files(ctx, req->id, FILES_READABLE, &o, err);
 
     if (r < 0)
         return r;
     r = tar_pack(&o.root, req->path, send_piece, call, err);
     close_files(&o);
     return r < 0 ? lh_wrap(err, "download of %s:%s", req->id, req->path) : 0;
-}
-
-/* gRPC strings are UTF-8: other bytes as \xHH. */
-static char *printable(const char *name)
-{
-    char *out = malloc(4 * strlen(name) + 1), *p = out;
-
-    if (!out)
-        return NULL;
-    for (const unsigned char *s = (const unsigned char *)name; *s;) {
-        int len = *s < 0x80 ? 1 : *s >= 0xf0 && *s < 0xf5 ? 4 : *s >= 0xe0 ? 3 : *s >= 0xc2 ? 2 : 0;
-        bool good = *s < 0xf5 && len > 0;
-        for (int i = 1; good && i < len; i++)
-            good = (s[i] & 0xc0) == 0x80;
-        /* overlong forms and surrogates */
-        good = good && !(*s == 0xe0 && s[1] < 0xa0) && !(*s == 0xed && s[1] > 0x9f) &&
-               !(*s == 0xf0 && s[1] < 0x90) && !(*s == 0xf4 && s[1] > 0x8f);
-        if (good) {
-            memcpy(p, s, (size_t)len);
-            p += len;
-            s += len;
-        } else {
-            p += sprintf(p, "\\x%02X", *s++);
-        }
-    }
-    *p = 0;
-    return out;
-}
-
-static V1(FileInfo) * file_info(int dir, const char *name, struct lh_error *err)
-{
-    lh_automsg(V1(FileInfo)) f = calloc(1, sizeof *f);
-    struct stat st;
-    char target[4096];
-
-    if (!f)
-        return lh_fail_errno(err, ENOMEM, "listing files"), NULL;
-    longhaul__sandbox__v1__file_info__init(f);
-    if (fstatat(dir, name, &st, AT_SYMLINK_NOFOLLOW | AT_EMPTY_PATH) < 0)
-        return lh_fail_errno(err, errno, "stat of %s", name), NULL;
-    f->name = printable(name);
-    f->mode = st.st_mode;
-    f->size = (uint64_t)st.st_size;
-    f->mtime_ms = (int64_t)st.st_mtim.tv_sec * 1000 + st.st_mtim.tv_nsec / 1000000;
-    if (S_ISLNK(st.st_mode)) {
-        ssize_t n = readlinkat(dir, name, target, sizeof target - 1);
-        target[n > 0 ? n : 0] = 0;
-        f->target = printable(target);
-    }
-    if (!f->name || !f->target)
-        return lh_fail_errno(err, ENOMEM, "listing files"), NULL;
-    return lh_steal(&f);
-}
-
-static int add_file(V1(ListFilesReply) * out, V1(FileInfo) * f, struct lh_error *err)
-{
-    V1(FileInfo) **more = f ? realloc(out->files, (out->n_files + 1) * sizeof *more) : NULL;
-
-    if (!more) {
-        if (f)
-            lh_fail_errno(err, ENOMEM, "listing files");
-        lh_message_free(f ? &f->base : NULL);
-        return LH_RESOURCE_EXHAUSTED;
-    }
-    out->files = more;
-    out->files[out->n_files++] = f;
-    return 0;
-}
-
-static int by_name(const void *a, const void *b)
-{
-    V1(FileInfo) *const *x = a, *const *y = b;
-
-    return strcmp((*x)->name, (*y)->name);
-}
-
-static int list_dir(int path_fd, V1(ListFilesReply) * out, struct lh_error *err)
-{
-    int fd = inroot_reopen(path_fd, err);
-    if (fd < 0)
-        return fd;
-    lh_autoclosedir DIR *dir = fdopendir(fd);
-    if (!dir) {
-        close(fd);
-        return lh_fail_errno(err, errno, "listing files");
-    }
-    for (struct dirent *e; (e = readdir(dir));) {
-        struct lh_error why = {0};
-        if (!strcmp(e->d_name, ".") || !strcmp(e->d_name, ".."))
-            continue;
-        V1(FileInfo) *f = file_info(dirfd(dir), e->d_name, &why);
-        if (!f && why.code == LH_NOT_FOUND) /* removed meanwhile */
-            continue;
-        if (add_file(out, f, &why) < 0)
-            return lh_fail(err, why.code, "%s", why.message);
-    }
-    if (out->n_files)
-        qsort(out->files, out->n_files, sizeof *out->files, by_name);
-    return 0;
-}
-
-int service_list_files(void *ctx, struct rpc_call *call, const ProtobufCMessage *request,
-                       ProtobufCMessage **reply, struct lh_error *err)
-{
-    const V1(ListFilesRequest) *req = (const void *)request;
-    V1(ListFilesReply) *out = calloc(1, sizeof *out);
-    struct opened o;
-    struct stat st;
-
-    (void)call;
-    if (!out)
-        return lh_fail_errno(err, ENOMEM, "listing files");
-    longhaul__sandbox__v1__list_files_reply__init(out);
-    *reply = &out->base;
-    int r = open_files(ctx, req->id, READABLE, &o, err);
-    if (r < 0)
-        return r;
-    lh_autoclose int fd = inroot_find(&o.root, req->path, err);
-    if (fd < 0 || fstat(fd, &st) < 0)
-        r = fd < 0 ? fd : lh_fail_errno(err, errno, "stat");
-    else if (S_ISDIR(st.st_mode))
-        r = list_dir(fd, out, err);
-    else
-        r = add_file(out, file_info(fd, "", err), err);
-    close_files(&o);
-    return r < 0 ? lh_wrap(err, "files of %s:%s", req->id, req->path) : 0;
 }
 
 /* ---- the daemon's own files in a sandbox ---- */
@@ -243,7 +125,7 @@ int daemon_put_file(struct daemon *d, const char *id, const char *path, const vo
                     size_t len, mode_t mode, struct lh_error *err)
 {
     struct opened o;
-    int r = open_files(d, id, ALIVE_OR_NEW, &o, err);
+    int r = open_files(d, id, FILES_ALIVE_OR_NEW, &o, err);
 
     if (r < 0)
         return r;
@@ -255,7 +137,7 @@ int daemon_put_file(struct daemon *d, const char *id, const char *path, const vo
 int daemon_make_dir(struct daemon *d, const char *id, const char *path, struct lh_error *err)
 {
     struct opened o;
-    int r = open_files(d, id, ALIVE_OR_NEW, &o, err);
+    int r = open_files(d, id, FILES_ALIVE_OR_NEW, &o, err);
 
     if (r < 0)
         return r;
@@ -298,7 +180,7 @@ char *daemon_get_file(struct daemon *d, const char *id, const char *path, size_t
 {
     struct opened o;
 
-    if (open_files(d, id, ALIVE_OR_NEW, &o, err) < 0)
+    if (open_files(d, id, FILES_ALIVE_OR_NEW, &o, err) < 0)
         return NULL;
     char *data = get(&o, path, max, len, err);
     close_files(&o);

@@ -16,12 +16,28 @@ struct unpack {
     int dir;
     struct archive *archive;
     uint64_t bytes;
+    tar_source_fn *source;
+    void *ctx;
+    struct lh_error *err; /* of the source, which libarchive cannot carry */
+    int source_status;
 };
 
-static int archive_error(struct archive *a, const char *what, struct lh_error *err)
+static la_ssize_t on_read(struct archive *a, void *ctx, const void **data)
 {
-    const char *why = archive_error_string(a);
+    struct unpack *u = ctx;
+    ssize_t n = u->source(u->ctx, data, u->err);
 
+    (void)a;
+    u->source_status = n < 0 ? (int)n : 0;
+    return n < 0 ? -1 : n;
+}
+
+static int archive_error(struct unpack *u, const char *what, struct lh_error *err)
+{
+    const char *why = archive_error_string(u->archive);
+
+    if (u->source_status < 0)
+        return u->source_status;
     return lh_fail(err, LH_INVALID_ARGUMENT, "%s: %s", what, why ? why : "damaged archive");
 }
 
@@ -89,7 +105,7 @@ static int copy_data(struct unpack *u, int fd, struct lh_error *err)
         }
         u->bytes += len;
     }
-    return rc == ARCHIVE_EOF ? 0 : archive_error(u->archive, "upload", err);
+    return rc == ARCHIVE_EOF ? 0 : archive_error(u, "upload", err);
 }
 
 static int make_file(struct unpack *u, int dir, const char *name, struct archive_entry *e,
@@ -192,21 +208,26 @@ static int unpack_all(struct unpack *u, struct lh_error *err)
         if (r < 0)
             return r;
     }
-    return rc == ARCHIVE_EOF ? 0 : archive_error(u->archive, "upload", err);
+    return rc == ARCHIVE_EOF ? 0 : archive_error(u, "upload", err);
 }
 
-int tar_unpack(const struct inroot *r, int dir, const void *tar, size_t len, uint64_t *bytes,
+int tar_unpack(const struct inroot *r, int dir, tar_source_fn *source, void *ctx, uint64_t *bytes,
                struct lh_error *err)
 {
-    struct unpack u = {.root = r, .dir = dir, .archive = archive_read_new()};
+    struct unpack u = {.root = r,
+                       .dir = dir,
+                       .archive = archive_read_new(),
+                       .source = source,
+                       .ctx = ctx,
+                       .err = err};
     int rc;
 
     if (!u.archive)
         return lh_fail_errno(err, ENOMEM, "upload");
     archive_read_support_format_tar(u.archive);
     archive_read_support_format_empty(u.archive);
-    if (archive_read_open_memory(u.archive, tar, len) != ARCHIVE_OK)
-        rc = archive_error(u.archive, "upload", err);
+    if (archive_read_open(u.archive, &u, NULL, on_read, NULL) != ARCHIVE_OK)
+        rc = archive_error(&u, "upload", err);
     else
         rc = unpack_all(&u, err);
     archive_read_free(u.archive);

@@ -49,6 +49,22 @@ static int count_names(int fd)
     return n;
 }
 
+struct rest {
+    const uint8_t *data;
+    size_t len;
+};
+
+static ssize_t next_piece(void *ctx, const void **data, struct lh_error *err)
+{
+    struct rest *r = ctx;
+    size_t n = r->len < 1000 ? r->len : 1000;
+
+    *data = r->data;
+    r->data += n;
+    r->len -= n;
+    return (ssize_t)n;
+}
+
 static int prepare(void)
 {
     static int root = -1;
@@ -77,7 +93,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *p, size_t n)
     struct stat st;
 
     lh_autoclose int in = openat(root, "in", O_PATH | O_DIRECTORY | O_CLOEXEC);
-    tar_unpack(&r, in, p, n, &bytes, NULL);
+    struct rest rest = {p, n};
+    tar_unpack(&r, in, next_piece, &rest, &bytes, NULL);
     lh_autoclose int fd = openat(root, "outside/canary", O_RDONLY);
     must(read(fd, canary, sizeof canary) == 5 && !memcmp(canary, "sings", 5));
     must(fstat(fd, &st) == 0 && st.st_nlink == 1);

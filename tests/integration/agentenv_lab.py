@@ -186,7 +186,7 @@ class Client:
         request = getattr(self.pb, m.input_type.name)(**fields)
         reply = getattr(self.pb, m.output_type.name, None)
         path = "/longhaul.sandbox.v1.Sandboxes/" + method
-        make = self.channel.unary_stream if method in ("Exec", "Watch", "Download") \
+        make = self.channel.unary_stream if method in ("Exec", "Watch", "WatchFiles", "Download") \
             else self.channel.unary_unary
         return make(path, type(request).SerializeToString, reply.FromString)(request, timeout=timeout)
 

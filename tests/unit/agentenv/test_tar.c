@@ -49,6 +49,18 @@ static int collect(void *ctx, const void *data, size_t len, struct lh_error *err
     return 0;
 }
 
+/* Hands out what is left, a few bytes at a time. */
+static ssize_t next_piece(void *ctx, const void **data, struct lh_error *err)
+{
+    struct stream *s = ctx;
+    size_t n = s->len < 700 ? s->len : 700;
+
+    *data = s->data;
+    s->data += n;
+    s->len -= n;
+    return (ssize_t)n;
+}
+
 static void write_file(const char *path, const void *data, size_t len, mode_t mode)
 {
     const char *name;
@@ -65,7 +77,9 @@ static int unpack_at(const char *path, const struct stream *s, struct lh_error *
     uint64_t bytes;
 
     lh_autoclose int dir = inroot_find_dir(&root, path, true, e);
-    return dir < 0 ? dir : tar_unpack(&root, dir, s->data, s->len, &bytes, e);
+    return dir < 0
+               ? dir
+               : tar_unpack(&root, dir, next_piece, &(struct stream){s->data, s->len}, &bytes, e);
 }
 
 Test(tar, what_was_packed_unpacks_the_same)
@@ -93,6 +107,37 @@ Test(tar, what_was_packed_unpacks_the_same)
     lh_autofree char *back = lh_read_file(path, 1 << 20, &len, &e);
     cr_assert(back && len == sizeof blob && !memcmp(back, blob, len));
     cr_assert(lt(int, fstatat(root.fd, "dst/src/fifo", &a, 0), 0), "FIFOs are left out");
+    free(s.data);
+}
+
+Test(tar, holes_and_names_of_any_bytes_come_through)
+{
+    enum { SIZE = 1 << 30, AT = 700 << 20 };
+    static const char odd[] = "src/\xff\xfe new\nline \\x41";
+    struct stream s = {0};
+    struct lh_error e = {0};
+    struct stat st;
+    char data[4];
+
+    write_file("/src/holes", "", 0, 0644);
+    write_file("/src/all-hole", "", 0, 0644);
+    lh_autoclose int fd = openat(root.fd, "src/holes", O_RDWR | O_CLOEXEC);
+    lh_autoclose int empty = openat(root.fd, "src/all-hole", O_RDWR | O_CLOEXEC);
+    cr_assert(fd >= 0 && pwrite(fd, "data", 4, AT) == 4 && ftruncate(fd, SIZE) == 0);
+    cr_assert(empty >= 0 && ftruncate(empty, SIZE) == 0);
+    cr_assert(symlinkat("x", root.fd, odd) == 0);
+    cr_assert(tar_pack(&root, "/src", collect, &s, &e) == 0, "%s", e.message);
+    cr_assert(lt(sz, s.len, 1 << 20), "holes take no space in the stream");
+    cr_assert(unpack_at("/dst", &s, &e) == 0, "%s", e.message);
+    lh_autofree char *there = lh_format("dst/%s", odd);
+    cr_assert(fstatat(root.fd, there, &st, AT_SYMLINK_NOFOLLOW) == 0, "the name");
+    cr_assert(fstatat(root.fd, "dst/src/all-hole", &st, 0) == 0);
+    cr_assert(eq(i64, st.st_size, SIZE));
+    cr_assert(fstatat(root.fd, "dst/src/holes", &st, 0) == 0);
+    cr_assert(eq(i64, st.st_size, SIZE));
+    cr_assert(lt(i64, st.st_blocks, 4096), "nor on the disk");
+    lh_autoclose int back = openat(root.fd, "dst/src/holes", O_RDONLY | O_CLOEXEC);
+    cr_assert(pread(back, data, 4, AT) == 4 && !memcmp(data, "data", 4));
     free(s.data);
 }
 
