@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "agentenv/cli/verbs.h"
+#include "proto/file.h"
 #include "proto/id.h"
 #include "proto/parse.h"
 
@@ -157,6 +158,83 @@ static int snapshot_release(struct cli *cli, int argc, char **argv, struct lh_er
     return owner_verb(cli, argc, argv, "Release", "Ends what retain began.", err);
 }
 
+/* A path becomes absolute, as the daemon sees it; a store's URL stays. */
+static char *location(const char *arg, struct lh_error *err)
+{
+    bool whole = *arg == '/' || strstr(arg, "://");
+    lh_autofree char *cwd = whole ? NULL : getcwd(NULL, 0);
+    char *where = whole ? strdup(arg) : cwd ? lh_format("%s/%s", cwd, arg) : NULL;
+
+    if (!where)
+        lh_fail_errno(err, errno, "%s", arg);
+    return where;
+}
+
+static int snapshot_export(struct cli *cli, int argc, char **argv, struct lh_error *err)
+{
+    static const char *const columns[] = {"digest", "layers", "bytes", NULL};
+    const struct argp argp = {NULL,
+                              parse,
+                              "SNAPSHOT LOCATION",
+                              "Writes a snapshot to LOCATION: a file, a directory as file:///PATH, "
+                              "or s3://BUCKET/PREFIX.  Prints its digest.",
+                              NULL,
+                              NULL,
+                              NULL};
+    V1(ExportSnapshotRequest) req = LONGHAUL__SANDBOX__V1__EXPORT_SNAPSHOT_REQUEST__INIT;
+    lh_automsg(V1(ExportSnapshotReply)) reply = NULL;
+    struct args a = {.min = 2, .max = 2};
+
+    cli_parse(&argp, argc, argv, &a);
+    lh_autofree char *where = location(a.argv[1], err);
+    if (!where)
+        return LH_RESOURCE_EXHAUSTED;
+    req.snapshot = a.argv[0];
+    req.location = where;
+    int r = cli_call(cli, "ExportSnapshot", &req.base,
+                     &longhaul__sandbox__v1__export_snapshot_reply__descriptor, READ_ALL_MS,
+                     (ProtobufCMessage **)&reply, err);
+    if (r < 0)
+        return r;
+    return cli_print(cli,
+                     json_pack("[{s:s, s:I, s:I}]", "digest", reply->digest, "layers",
+                               (json_int_t)reply->layers, "bytes", (json_int_t)reply->bytes),
+                     columns, err);
+}
+
+static int snapshot_import(struct cli *cli, int argc, char **argv, struct lh_error *err)
+{
+    static const struct argp_option options[] = {
+        {"retain", OPT_RETAIN, "OWNER", 0,
+         "Keep it under this name; without, gc may take it after 10 minutes", 0},
+        {0}};
+    const struct argp argp = {options,
+                              parse,
+                              "LOCATION [DIGEST]",
+                              "Takes a snapshot in from LOCATION (see snapshot export) and prints "
+                              "its id.  DIGEST says which one of a store, and which one and no "
+                              "other of a file.",
+                              NULL,
+                              NULL,
+                              NULL};
+    V1(ImportSnapshotRequest) req = LONGHAUL__SANDBOX__V1__IMPORT_SNAPSHOT_REQUEST__INIT;
+    lh_automsg(V1(Snapshot)) made = NULL;
+    struct args a = {.min = 1, .max = 2};
+
+    cli_parse(&argp, argc, argv, &a);
+    lh_autofree char *where = location(a.argv[0], err);
+    if (!where)
+        return LH_RESOURCE_EXHAUSTED;
+    req.location = where;
+    if (a.n == 2)
+        req.digest = a.argv[1];
+    if (a.retain)
+        req.retain_owner = (char *)a.retain;
+    int r = cli_call(cli, "ImportSnapshot", &req.base, &longhaul__sandbox__v1__snapshot__descriptor,
+                     READ_ALL_MS, (ProtobufCMessage **)&made, err);
+    return r < 0 ? r : cli_new_id_print(cli, made->id, err);
+}
+
 static int gc(struct cli *cli, int argc, char **argv, struct lh_error *err)
 {
     static const struct argp_option options[] = {
@@ -225,6 +303,8 @@ const struct cli_verb snapshot_verbs[] = {
     {"snapshot ls", "", "list snapshots", snapshot_ls},
     {"snapshot retain", "SNAPSHOT OWNER", "keep a snapshot", snapshot_retain},
     {"snapshot release", "SNAPSHOT OWNER", "let it go", snapshot_release},
+    {"snapshot export", "SNAPSHOT LOCATION", "write one to a file or store", snapshot_export},
+    {"snapshot import", "LOCATION [DIGEST]", "take one in", snapshot_import},
     {"gc", "", "remove what nobody retains", gc},
     {"audit", "", "check that records and things agree", audit},
     {0},

@@ -83,6 +83,7 @@ char *daemon_get_file(struct daemon *d, const char *id, const char *path, size_t
  * a new import under the same name gets a new id. */
 struct daemon_image {
     char id[LH_ID_SIZE];
+    char name[129];
     char path[4096]; /* directory */
 };
 
@@ -109,6 +110,11 @@ struct daemon_hooks {
     int (*start)(struct daemon *d, struct lh_error *err);
     int (*image_find)(struct daemon *d, const char *name, struct daemon_image *out,
                       struct lh_error *err);
+    /* The image with this digest, whatever its name; NOT_FOUND says how to get it. */
+    int (*image_by_digest)(struct daemon *d, const char *digest, struct daemon_image *out,
+                           struct lh_error *err);
+    /* Digest of the image that a snapshot stands on; the caller frees. */
+    char *(*image_digest)(struct daemon *d, const char *snapshot, struct lh_error *err);
     int (*task_find)(struct daemon *d, const char *name, struct daemon_task *out,
                      struct lh_error *err);
     int (*task_exec_defaults)(struct daemon *d, const char *task, struct daemon_exec_defaults *out,

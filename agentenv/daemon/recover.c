@@ -147,17 +147,19 @@ static int sweep(struct daemon *d, struct lh_error *err)
     return swept < 0 ? swept : 0;
 }
 
-/* Snapshots of forks that were cut off.  A fork that is asked for again goes on with its own, so gc
- * gets them only after its grace; but they need not have survived the host. */
+/* Snapshots of forks and exports that were cut off.  A fork that is asked for again goes on with
+ * its own, so gc gets them only after its grace; but they need not have survived the host. */
 static int release_forks(struct daemon *d, struct lh_error *err)
 {
     int r = db_run(d->db, err,
                    "UPDATE snapshots SET unowned_ms=? WHERE id IN"
-                   " (SELECT snapshot FROM snapshot_owners WHERE owner='fork')",
+                   " (SELECT snapshot FROM snapshot_owners WHERE owner='fork'"
+                   " OR owner LIKE 'export/%')",
                    "l", lh_unix_ms());
 
     if (r == 0)
-        r = db_run(d->db, err, "DELETE FROM snapshot_owners WHERE owner='fork'", "");
+        r = db_run(d->db, err,
+                   "DELETE FROM snapshot_owners WHERE owner='fork' OR owner LIKE 'export/%'", "");
     if (r == 0)
         r = db_run(d->db, err,
                    "UPDATE snapshots SET ready=0 WHERE durable=0 AND (SELECT boot FROM meta)<>?",

@@ -320,6 +320,8 @@ struct rpc_server *service_start(struct daemon *d, const char *socket, struct lh
         {"Retain", service_retain, NULL},
         {"Release", service_release, NULL},
         {"Reconcile", service_reconcile, NULL},
+        {"ExportSnapshot", service_export_snapshot, NULL},
+        {"ImportSnapshot", service_import_snapshot, NULL},
         {"ImportImage", h->import_image, NULL},
         {"ListImages", h->list_images, NULL},
         {"RemoveImage", h->remove_image, NULL},

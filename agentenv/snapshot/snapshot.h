@@ -73,6 +73,10 @@ int layers_remove_condemned(struct daemon *d, struct gc_result *done);
 /* Snapshots and seals that a crash cut short, and directories nobody knows. */
 int layers_recover(struct daemon *d, struct lh_error *err);
 
+/* ---- export.c, import.c ---- */
+
+rpc_unary_fn service_export_snapshot, service_import_snapshot;
+
 /* ---- gc.c ---- */
 int snapshot_gc(struct daemon *d, int64_t grace_ms, struct gc_result *done, struct lh_error *err);
 /* With `content` every addressed layer is read again and compared. */

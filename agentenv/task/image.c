@@ -105,6 +105,17 @@ int image_start(struct daemon *d, struct lh_error *err)
 
 /* ---- look-up ---- */
 
+static int fill_image(struct daemon *d, const char *id, const char *name, struct daemon_image *out,
+                      struct lh_error *err)
+{
+    snprintf(out->id, sizeof out->id, "%s", id);
+    snprintf(out->name, sizeof out->name, "%s", name);
+    int n = snprintf(out->path, sizeof out->path, "%s/images/%s", daemon_state_dir(d), id);
+    if (n < 0 || (size_t)n >= sizeof out->path)
+        return lh_fail(err, LH_INVALID_ARGUMENT, "the path of image %s is too long", name);
+    return 0;
+}
+
 int image_find(struct daemon *d, const char *name, struct daemon_image *out, struct lh_error *err)
 {
     lh_autofree char *id = db_string(
@@ -114,11 +125,45 @@ int image_find(struct daemon *d, const char *name, struct daemon_image *out, str
         return err->code;
     if (!id)
         return lh_fail(err, LH_NOT_FOUND, "no image %s; agentenv image import %s PATH", name, name);
-    snprintf(out->id, sizeof out->id, "%s", id);
-    int n = snprintf(out->path, sizeof out->path, "%s/images/%s", daemon_state_dir(d), id);
-    if (n < 0 || (size_t)n >= sizeof out->path)
-        return lh_fail(err, LH_INVALID_ARGUMENT, "the path of image %s is too long", name);
-    return 0;
+    return fill_image(d, id, name, out, err);
+}
+
+struct found {
+    struct daemon *d;
+    struct daemon_image *out;
+    int n;
+};
+
+static int take_found(void *ctx, sqlite3_stmt *row, struct lh_error *err)
+{
+    struct found *f = ctx;
+
+    f->n++;
+    return fill_image(f->d, db_text(row, 0), db_text(row, 1), f->out, err);
+}
+
+int image_by_digest(struct daemon *d, const char *digest, struct daemon_image *out,
+                    struct lh_error *err)
+{
+    struct found f = {d, out, 0};
+    int r =
+        db_each(daemon_db(d), err, take_found, &f,
+                "SELECT id, name FROM images WHERE digest = ? AND state = 1 LIMIT 1", "s", digest);
+
+    if (r == 0 && !f.n)
+        r = lh_fail(err, LH_NOT_FOUND,
+                    "no image has digest %.64s; import the same image first (agentenv image "
+                    "import)",
+                    digest);
+    return r;
+}
+
+char *image_digest_of(struct daemon *d, const char *snapshot, struct lh_error *err)
+{
+    return db_string(daemon_db(d), err,
+                     "SELECT digest FROM images WHERE id ="
+                     " (SELECT image_id FROM snapshots WHERE id = ?)",
+                     "s", snapshot);
 }
 
 static int fill_info(void *ctx, sqlite3_stmt *row, struct lh_error *err)

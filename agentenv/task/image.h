@@ -13,6 +13,9 @@
 int image_start(struct daemon *d, struct lh_error *err);
 /* Hooks of daemon.h. */
 int image_find(struct daemon *d, const char *name, struct daemon_image *out, struct lh_error *err);
+int image_by_digest(struct daemon *d, const char *digest, struct daemon_image *out,
+                    struct lh_error *err);
+char *image_digest_of(struct daemon *d, const char *snapshot, struct lh_error *err);
 int image_audit(struct daemon *d, void (*problem)(void *ctx, const char *text), void *ctx,
                 struct lh_error *err);
 rpc_unary_fn image_import_rpc, image_list_rpc, image_remove_rpc;

@@ -1,0 +1,35 @@
+/* A message authentication code over process images.
+ *
+ * A process image is restored with privilege, so one that comes from outside is believed only with
+ * the code that our key gives it (docs/DESIGN.md 3.4).  HMAC-SHA-512/256 (libsodium's crypto_auth)
+ * over the names, lengths and bytes of a directory's files. */
+#ifndef AGENTENV_SNAPSHOT_MAC_H
+#define AGENTENV_SNAPSHOT_MAC_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "proto/error.h"
+
+enum { MAC_KEY = 32, MAC_BYTES = 32 };
+
+struct mac_key {
+    uint8_t bytes[MAC_KEY];
+};
+
+/* Reads a key file: 32 bytes, or 64 hexadecimal digits and a newline.  PERMISSION_DENIED when
+ * others than its owner may read or write it. */
+int mac_key_load(const char *path, struct mac_key *key, struct lh_error *err);
+/* Makes one, mode 0600; ALREADY_EXISTS rather than replace it. */
+int mac_key_create(const char *path, struct lh_error *err);
+void mac_key_forget(struct mac_key *key);
+
+/* Over every regular file directly in `dir`, in the order of their names; anything else in it is
+ * INVALID_ARGUMENT: it would not be covered. */
+int mac_of_dir(const struct mac_key *key, const char *dir, uint8_t mac[MAC_BYTES],
+               struct lh_error *err);
+
+/* In constant time. */
+bool mac_equal(const uint8_t a[MAC_BYTES], const uint8_t b[MAC_BYTES]);
+
+#endif
