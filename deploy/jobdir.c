@@ -143,3 +143,20 @@ char *program_path(const char *name, struct lh_error *err)
             name);
     return NULL;
 }
+
+error_t jobdir_argument(int key, char *arg, struct argp_state *state, const char **dir)
+{
+    switch (key) {
+    case ARGP_KEY_ARG:
+        if (*dir)
+            argp_usage(state);
+        *dir = arg;
+        return 0;
+    case ARGP_KEY_END:
+        if (!*dir)
+            argp_usage(state);
+        return 0;
+    default:
+        return ARGP_ERR_UNKNOWN;
+    }
+}

@@ -2,6 +2,7 @@
 #ifndef DEPLOY_JOBDIR_H
 #define DEPLOY_JOBDIR_H
 
+#include <argp.h>
 #include <stdbool.h>
 #include <sys/types.h>
 
@@ -18,6 +19,9 @@ int jobdir_create(const char *dir, const char *yaml_path, Longhaul__Job__V1__Job
 int jobdir_lock(const char *dir, struct lh_error *err);
 /* The supervisor's pid, 0 when nobody holds the lock. */
 pid_t jobdir_supervisor(const char *dir);
+
+/* The tail of a parser of arguments whose only one is JOBDIR: sets *dir, insists on it. */
+error_t jobdir_argument(int key, char *arg, struct argp_state *state, const char **dir);
 
 /* Absolute path; too long for unix sockets in it is an error. */
 char *jobdir_resolve(const char *dir, struct lh_error *err);

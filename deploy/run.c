@@ -173,29 +173,28 @@ int verb_run(int argc, char **argv)
 
 /* ---- resume and eval ---- */
 
+/* Passed on; an option that comes again and again finds no room at last. */
+static void add_trainer_argument(struct arguments *a, const char *arg, struct argp_state *state)
+{
+    if (a->n_trainer + 1 >= LH_ARRAY_SIZE(a->trainer))
+        argp_error(state, "too many options");
+    a->trainer[a->n_trainer++] = arg;
+}
+
 static error_t parse_dir(int key, char *arg, struct argp_state *state)
 {
     struct arguments *a = state->input;
 
     switch (key) {
     case KEY_EPISODES:
-        a->trainer[a->n_trainer++] = "--episodes";
-        a->trainer[a->n_trainer++] = arg;
+        add_trainer_argument(a, "--episodes", state);
+        add_trainer_argument(a, arg, state);
         return 0;
     case KEY_BLANK:
-        a->trainer[a->n_trainer++] = "--blank-first-observation";
-        return 0;
-    case ARGP_KEY_ARG:
-        if (a->dir)
-            argp_usage(state);
-        a->dir = arg;
-        return 0;
-    case ARGP_KEY_END:
-        if (!a->dir)
-            argp_usage(state);
+        add_trainer_argument(a, "--blank-first-observation", state);
         return 0;
     default:
-        return ARGP_ERR_UNKNOWN;
+        return jobdir_argument(key, arg, state, &a->dir);
     }
 }
 

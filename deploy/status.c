@@ -36,17 +36,8 @@ static error_t parse(int key, char *arg, struct argp_state *state)
             argp_error(state, "--output: '%s' is neither json nor table", arg);
         a->output = arg;
         return 0;
-    case ARGP_KEY_ARG:
-        if (a->dir)
-            argp_usage(state);
-        a->dir = arg;
-        return 0;
-    case ARGP_KEY_END:
-        if (!a->dir)
-            argp_usage(state);
-        return 0;
     default:
-        return ARGP_ERR_UNKNOWN;
+        return jobdir_argument(key, arg, state, &a->dir);
     }
 }
 

@@ -15,7 +15,7 @@
 #include "proto/file.h"
 #include "proto/parse.h"
 
-enum { SCHEMA_VERSION = 1 };
+enum { BOOT_ID_MAX = 64, SCHEMA_VERSION = 1 };
 
 static const char *const schema[] = {
     "CREATE TABLE IF NOT EXISTS meta(version INT NOT NULL, boot TEXT NOT NULL)",
@@ -56,13 +56,10 @@ static const char *const schema[] = {
 /* Distinguishes this boot of the host from others: what ran before it does not run now. */
 static char *boot_id(struct lh_error *err)
 {
-    char *id = NULL;
-    FILE *f = fopen("/proc/sys/kernel/random/boot_id", "re");
+    char *id = lh_read_file("/proc/sys/kernel/random/boot_id", BOOT_ID_MAX, NULL, err);
 
-    if (!f || fscanf(f, "%40ms", &id) != 1)
-        lh_fail_errno(err, errno, "reading the boot id");
-    if (f)
-        fclose(f);
+    if (id)
+        id[strcspn(id, "\n")] = 0;
     return id;
 }
 

@@ -15,20 +15,8 @@ import agentenv_lab as lab
 pb = lab.stubs()
 
 
-class ServiceTest(lab.DaemonTest):
-    def setUp(self):
-        self.c = lab.Client(pb, self.d.socket)
-
-    def tearDown(self):
-        self.c.close()
-        super().tearDown()
-
-    def restart(self):
-        """kill -9 and a new daemon; with a new connection, as the old one may not have noticed yet."""
-        self.d.kill()
-        self.d.start()
-        self.c.close()
-        self.c = lab.Client(pb, self.d.socket)
+class ServiceTest(lab.ClientTest):
+    pb = pb
 
     def create(self, key=None, **fields):
         fields.setdefault("image", "bb")

@@ -13,20 +13,12 @@ import agentenv_lab as lab
 pb = lab.stubs()
 
 
-class ExecTest(lab.DaemonTest):
+class ExecTest(lab.ClientTest):
+    pb = pb
+
     def setUp(self):
-        self.c = lab.Client(pb, self.d.socket)
+        super().setUp()
         self.box = self.c.call("Create", idempotency_key=uuid.uuid4().hex, image="bb").id
-
-    def tearDown(self):
-        self.c.close()
-        super().tearDown()
-
-    def restart(self):
-        self.d.kill()
-        self.d.start()
-        self.c.close()
-        self.c = lab.Client(pb, self.d.socket)
 
     def exec(self, name, script=None, **fields):
         if script:

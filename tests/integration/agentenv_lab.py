@@ -159,6 +159,24 @@ class DaemonTest(unittest.TestCase):
         self.assertEqual(os.listdir(self.d.state + "/layers"), [])
 
 
+class ClientTest(DaemonTest):
+    """With a gRPC client of its own, made of the stubs that the class names as `pb`."""
+
+    def setUp(self):
+        self.c = Client(self.pb, self.d.socket)
+
+    def tearDown(self):
+        self.c.close()
+        super().tearDown()
+
+    def restart(self):
+        """kill -9 and a new daemon; with a new connection, as the old one may not have noticed yet."""
+        self.d.kill()
+        self.d.start()
+        self.c.close()
+        self.c = Client(self.pb, self.d.socket)
+
+
 def stubs():
     """The message classes of the schemas, made by protoc."""
     out = tempfile.mkdtemp(prefix="agentenvd-pb-")

@@ -11,23 +11,11 @@
 
 #include "proto/file.h"
 #include "tests/must_work.h"
-
-static char problems[2048];
-
-static void note(void *ctx, const char *text)
-{
-    size_t n = strlen(problems);
-
-    snprintf(problems + n, sizeof problems - n, "%s%s", n ? "; " : "", text);
-}
+#include "tests/unit/agentenv/missing.h"
 
 const char *lab_missing(void)
 {
-    problems[0] = 0;
-    if (access("/bin/busybox", X_OK) < 0)
-        note(NULL, "/bin/busybox: apt-get install busybox-static");
-    box_selftest(note, NULL);
-    return problems[0] ? problems : NULL;
+    return missing_for_sandboxes();
 }
 
 /* `script` with the image as its working directory. */

@@ -10,21 +10,11 @@
 #include "proto/clock.h"
 #include "proto/file.h"
 #include "proto/parse.h"
-
-static char problems[2048];
-
-static void note(void *ctx, const char *text)
-{
-    size_t n = strlen(problems);
-
-    snprintf(problems + n, sizeof problems - n, "%s%s", n ? "; " : "", text);
-}
+#include "tests/unit/agentenv/missing.h"
 
 const char *house_missing(void)
 {
-    problems[0] = 0;
-    box_selftest(note, NULL);
-    return *problems ? problems : NULL;
+    return missing_for_sandboxes();
 }
 
 static void import_image(struct house *h)

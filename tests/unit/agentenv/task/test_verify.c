@@ -128,13 +128,26 @@ Test(verify, what_an_agent_does_to_its_sandbox_is_judged_by_its_files, .timeout 
     judge_all(tricks, sizeof tricks / sizeof *tricks);
 }
 
+/* Full reward, and the sandbox goes. */
+static void finish_well(struct house *h, const struct built *b, struct candidate *c, const char *id)
+{
+    struct verify_subject s = {.d = h->d, .task = &b->task, .task_name = c->key, .sandbox = id};
+    struct judgement j = {0};
+    struct lh_error e = {0};
+
+    cr_expect(eq(int, verify(&s, &j, &e), 0), "%s", e.message);
+    cr_expect(eq(int, j.verdict.kind, SCORED), "%s %s", j.code, j.message);
+    cr_expect(eq(dbl, j.verdict.reward, 1.0), "%s", j.message);
+    cr_expect(eq(int, daemon_remove(h->d, id, 0, &e), 0), "%s", e.message);
+    candidate_remove(c);
+    house_close(h);
+}
+
 Test(verify, a_fresh_sandbox_gets_what_is_carried_and_nothing_else, .timeout = 60)
 {
     struct house h;
     struct built b;
     struct candidate c;
-    struct judgement j = {0};
-    struct lh_error e = {0};
     char id[LH_ID_SIZE];
 
     NEEDS_SANDBOX();
@@ -149,13 +162,7 @@ Test(verify, a_fresh_sandbox_gets_what_is_carried_and_nothing_else, .timeout = 6
     candidate_add(&c, &b.task);
     house_start(&h, &c, id);
     house_act(&h, id, "mkdir out; echo 7 >out/result; echo >other; echo >/etc/x");
-    struct verify_subject s = {.d = h.d, .task = &b.task, .task_name = c.key, .sandbox = id};
-    cr_expect(eq(int, verify(&s, &j, &e), 0), "%s", e.message);
-    cr_expect(eq(int, j.verdict.kind, SCORED), "%s %s", j.code, j.message);
-    cr_expect(eq(dbl, j.verdict.reward, 1.0), "%s", j.message);
-    cr_expect(eq(int, daemon_remove(h.d, id, 0, &e), 0));
-    candidate_remove(&c);
-    house_close(&h);
+    finish_well(&h, &b, &c, id);
 }
 
 Test(verify, a_dead_sandbox_is_judged_by_its_files, .timeout = 60)
@@ -163,8 +170,6 @@ Test(verify, a_dead_sandbox_is_judged_by_its_files, .timeout = 60)
     struct house h;
     struct built b;
     struct candidate c;
-    struct judgement j = {0};
-    struct lh_error e = {0};
     char id[LH_ID_SIZE];
 
     NEEDS_SANDBOX();
@@ -174,13 +179,7 @@ Test(verify, a_dead_sandbox_is_judged_by_its_files, .timeout = 60)
     house_start(&h, &c, id);
     house_act(&h, id, "mkdir a");
     house_kill(&h, id);
-    struct verify_subject s = {.d = h.d, .task = &b.task, .task_name = c.key, .sandbox = id};
-    cr_expect(eq(int, verify(&s, &j, &e), 0), "%s", e.message);
-    cr_expect(eq(int, j.verdict.kind, SCORED), "%s %s", j.code, j.message);
-    cr_expect(eq(dbl, j.verdict.reward, 1.0), "%s", j.message);
-    cr_expect(eq(int, daemon_remove(h.d, id, 0, &e), 0), "%s", e.message);
-    candidate_remove(&c);
-    house_close(&h);
+    finish_well(&h, &b, &c, id);
 }
 
 Test(verify, a_sandbox_that_does_not_exist_is_an_error_not_a_verdict, .timeout = 60)
