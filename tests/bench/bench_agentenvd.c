@@ -1,5 +1,8 @@
 /* bench_agentenvd [SECONDS]: sandboxes created and removed a second through the daemon, the round
- * trip of an exec, and the snapshot that a turn ends with. */
+ * trip of an exec, the snapshot that a turn ends with, and whole episodes of a task.
+ *
+ * CPU time is the machine's, from /proc/stat: what a sandbox costs is mostly spent by the kernel,
+ * some of it later and in nobody's name.  So nothing else may run meanwhile. */
 #include <pthread.h>
 #include <signal.h>
 #include <spawn.h>
@@ -11,6 +14,7 @@
 #include <unistd.h>
 
 #include "longhaul/sandbox/v1/sandbox.pb-c.h"
+#include "longhaul/task/v1/service.pb-c.h"
 #include "proto/clock.h"
 #include "proto/file.h"
 #include "proto/id.h"
@@ -19,6 +23,7 @@
 #include "tests/bench/bench.h"
 
 #define V1(name)     Longhaul__Sandbox__V1__##name
+#define TASK(name)   Longhaul__Task__V1__##name
 #define METHOD(name) "/longhaul.sandbox.v1.Sandboxes/" name
 
 enum { WORKERS = 4, SAMPLES = 200, CALL_MS = 30000 };
@@ -41,8 +46,8 @@ static int import_image(struct lh_error *err)
     lh_autofree char *root = lh_format("%s/root", dir);
     lh_autofree char *make = lh_format(
         "mkdir -p %s/bin %s/proc %s/dev && mkdir -m 1777 %s/tmp && cp /bin/busybox %s/bin && "
-        "ln -s busybox %s/bin/sh && ln -s busybox %s/bin/true",
-        root, root, root, root, root, root, root);
+        "cd %s/bin && ln -s busybox sh && ln -s busybox true && ln -s busybox cat",
+        root, root, root, root, root, root);
 
     if (!make || system(make))
         return lh_fail(err, LH_INTERNAL, "no image could be made of /bin/busybox");
@@ -52,7 +57,57 @@ static int import_image(struct lh_error *err)
                 &info, err);
 }
 
-static int create(char id[LH_ID_SIZE], struct lh_error *err)
+static int accepted(void *ctx, const ProtobufCMessage *m, struct lh_error *err)
+{
+    const TASK(RegisterReply) *r = (const void *)m;
+
+    (void)ctx;
+    return r->accepted ? 0 : lh_fail(err, LH_INTERNAL, "task refused: %s", r->error);
+}
+
+/* With a file and a verifier, as the quickstart's tasks have them. */
+static int add_task(struct lh_error *err)
+{
+    static const char input[] = "4821\n";
+    TASK(File) file = LONGHAUL__TASK__V1__FILE__INIT, *files = &file;
+    TASK(Environment) environment = LONGHAUL__TASK__V1__ENVIRONMENT__INIT;
+    TASK(Verifier) verifier = LONGHAUL__TASK__V1__VERIFIER__INIT;
+    TASK(Message) prompt = LONGHAUL__TASK__V1__MESSAGE__INIT, *prompts = &prompt;
+    TASK(Oracle) oracle = LONGHAUL__TASK__V1__ORACLE__INIT;
+    TASK(Task) task = LONGHAUL__TASK__V1__TASK__INIT, *tasks = &task;
+    TASK(TaskSet) set = LONGHAUL__TASK__V1__TASK_SET__INIT;
+    TASK(RegisterRequest) req = LONGHAUL__TASK__V1__REGISTER_REQUEST__INIT;
+    char *action = (char *)"cat in >out";
+
+    file.path = (char *)"/work/in";
+    file.content = (ProtobufCBinaryData){sizeof input - 1, (uint8_t *)input};
+    environment.image = (char *)"bench";
+    environment.files = &files;
+    environment.n_files = 1;
+    verifier.command = (char *)"[ \"$(cat out)\" = 4821 ]";
+    prompt.role = LONGHAUL__TASK__V1__ROLE__ROLE_USER;
+    prompt.text = (char *)"copy in to out";
+    oracle.actions = &action;
+    oracle.n_actions = 1;
+    task.name = (char *)"bench/copy";
+    task.revision = 1;
+    task.licence = (char *)"CC0-1.0";
+    task.split = LONGHAUL__TASK__V1__SPLIT__SPLIT_TRAIN;
+    task.prompt = &prompts;
+    task.n_prompt = 1;
+    task.environment = &environment;
+    task.verifier = &verifier;
+    task.oracle = &oracle;
+    set.tasks = &tasks;
+    set.n_tasks = 1;
+    req.set = &set;
+    return rpc_stream(channel, "/longhaul.task.v1.Tasks/Add", &req.base,
+                      &longhaul__task__v1__register_reply__descriptor, CALL_MS, accepted, NULL,
+                      err);
+}
+
+/* Of the image, or of the task when one is named. */
+static int create(char id[LH_ID_SIZE], const char *task, struct lh_error *err)
 {
     V1(CreateRequest) req = LONGHAUL__SANDBOX__V1__CREATE_REQUEST__INIT;
     lh_automsg(V1(Sandbox)) s = NULL;
@@ -60,8 +115,12 @@ static int create(char id[LH_ID_SIZE], struct lh_error *err)
 
     lh_id_new_text(key);
     req.idempotency_key = key;
-    req.source_case = LONGHAUL__SANDBOX__V1__CREATE_REQUEST__SOURCE_IMAGE;
-    req.image = (char *)"bench";
+    req.source_case = task ? LONGHAUL__SANDBOX__V1__CREATE_REQUEST__SOURCE_TASK
+                           : LONGHAUL__SANDBOX__V1__CREATE_REQUEST__SOURCE_IMAGE;
+    if (task)
+        req.task = (char *)task;
+    else
+        req.image = (char *)"bench";
     int r = call(METHOD("Create"), &req.base, &longhaul__sandbox__v1__sandbox__descriptor, &s, err);
     if (r == 0)
         snprintf(id, LH_ID_SIZE, "%s", s->id);
@@ -112,39 +171,120 @@ static int snapshot(char *id, struct lh_error *err)
                 err);
 }
 
+static int verify(char *id, struct lh_error *err)
+{
+    V1(VerifyRequest) req = LONGHAUL__SANDBOX__V1__VERIFY_REQUEST__INIT;
+    lh_automsg(TASK(Verdict)) v = NULL;
+
+    req.id = id;
+    int r = call(METHOD("Verify"), &req.base, &longhaul__task__v1__verdict__descriptor, &v, err);
+    if (r == 0 && !v->passed)
+        r = lh_fail(err, LH_INTERNAL, "verdict %d: %s", v->kind, v->message);
+    return r;
+}
+
 /* ---- figures ---- */
 
-static void *cycle(void *arg)
+static int create_and_remove(struct lh_error *err)
 {
-    unsigned *done = arg;
-    struct lh_error err = {0};
     char id[LH_ID_SIZE];
+    int r = create(id, NULL, err);
 
-    while (lh_now_ms() < until_ms) {
-        if (create(id, &err) < 0 || remove_box(id, &err) < 0) {
-            fprintf(stderr, "%s\n", err.message);
-            return NULL;
-        }
-        ++*done;
+    return r < 0 ? r : remove_box(id, err);
+}
+
+static int start_true_remove(struct lh_error *err)
+{
+    char id[LH_ID_SIZE];
+    int r = create(id, NULL, err);
+
+    if (r == 0)
+        r = run(id, "true", err);
+    return r < 0 ? r : remove_box(id, err);
+}
+
+/* A sandbox of a task, two actions of the agent, the verdict in a fork of the files. */
+static int episode(struct lh_error *err)
+{
+    char id[LH_ID_SIZE];
+    int r = create(id, "bench/copy", err);
+
+    if (r == 0)
+        r = run(id, "cat /work/in", err);
+    if (r == 0)
+        r = run(id, "cat /work/in >/work/out", err);
+    if (r == 0)
+        r = verify(id, err);
+    return r < 0 ? r : remove_box(id, err);
+}
+
+static const struct load {
+    const char *name, *cpu_name, *unit;
+    int (*once)(struct lh_error *err);
+    int workers;
+    double limit; /* a second */
+} loads[] = {
+    {"agentenvd: start, true, remove, 1 at once", "  CPU of each", "sandboxes/s", start_true_remove,
+     1, 0},
+    {"agentenvd: episodes, 4 at once", "  CPU of each", "episodes/s", episode, 4, 0},
+    {"agentenvd: create and remove", "  CPU of each", "sandboxes/s", create_and_remove, 4, 200},
+};
+
+struct worker {
+    const struct load *load;
+    unsigned done;
+    bool failed;
+};
+
+static void *work(void *arg)
+{
+    struct worker *w = arg;
+    struct lh_error err = {0};
+
+    while (lh_now_ms() < until_ms && !w->failed) {
+        w->failed = w->load->once(&err) < 0;
+        w->done += !w->failed;
     }
+    if (w->failed)
+        fprintf(stderr, "%s\n", err.message);
     return NULL;
 }
 
-static bool bench_cycles(int seconds)
+/* Time that processors were busy since the start of the machine, all together. */
+static double busy_ms(void)
+{
+    lh_autofclose FILE *f = fopen("/proc/stat", "re");
+    unsigned long user, nice, system, idle, iowait, irq, softirq;
+
+    if (!f || fscanf(f, "cpu %lu %lu %lu %lu %lu %lu %lu", &user, &nice, &system, &idle, &iowait,
+                     &irq, &softirq) != 7)
+        return 0;
+    return (double)(user + nice + system + irq + softirq) * 1000 / (double)sysconf(_SC_CLK_TCK);
+}
+
+static bool bench_load(const struct load *l, int seconds)
 {
     pthread_t threads[WORKERS];
-    unsigned done[WORKERS] = {0}, total = 0;
+    struct worker w[WORKERS] = {0};
+    double cpu_ms = busy_ms();
     int64_t start_ms = lh_now_ms();
+    unsigned done = 0;
+    bool ok = true;
 
     until_ms = start_ms + seconds * 1000;
-    for (int i = 0; i < WORKERS; i++)
-        pthread_create(&threads[i], NULL, cycle, &done[i]);
-    for (int i = 0; i < WORKERS; i++) {
-        pthread_join(threads[i], NULL);
-        total += done[i];
+    for (int i = 0; i < l->workers; i++) {
+        w[i].load = l;
+        pthread_create(&threads[i], NULL, work, &w[i]);
     }
-    return bench_row("agentenvd: create and remove",
-                     total * 1000.0 / (double)(lh_now_ms() - start_ms), 0, 200, "sandboxes/s");
+    for (int i = 0; i < l->workers; i++) {
+        pthread_join(threads[i], NULL);
+        done += w[i].done;
+        ok &= !w[i].failed;
+    }
+    double s = (double)(lh_now_ms() - start_ms) / 1000;
+    ok &= bench_row(l->name, done / s, 0, l->limit, l->unit);
+    bench_row(l->cpu_name, (busy_ms() - cpu_ms) / done, 0, 0, "ms");
+    return ok;
 }
 
 static int by_size(const void *a, const void *b)
@@ -158,7 +298,7 @@ static bool bench_turns(struct lh_error *err)
 {
     double exec_ms[SAMPLES], snapshot_ms[SAMPLES];
     char id[LH_ID_SIZE];
-    int r = create(id, err);
+    int r = create(id, NULL, err);
 
     for (int i = 0; r == 0 && i < SAMPLES; i++) {
         int64_t a = lh_now_us();
@@ -184,11 +324,14 @@ static int bench(int seconds)
 {
     struct lh_error err = {0};
 
-    if (import_image(&err) < 0 || !bench_turns(&err)) {
+    if (import_image(&err) < 0 || add_task(&err) < 0 || !bench_turns(&err)) {
         fprintf(stderr, "%s\n", err.message);
         return 1;
     }
-    return bench_cycles(seconds) ? 0 : 1;
+    bool ok = true;
+    for (size_t i = 0; i < LH_ARRAY_SIZE(loads); i++)
+        ok &= bench_load(&loads[i], seconds);
+    return ok ? 0 : 1;
 }
 
 int main(int argc, char **argv)
