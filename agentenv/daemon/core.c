@@ -49,7 +49,7 @@ static void spread_children(const char *path)
 
 static int make_dirs(struct daemon *d, struct lh_error *err)
 {
-    static const char *const names[] = {"boxes", "layers"};
+    static const char *const names[] = {"boxes", "layers", "spare"};
 
     for (size_t i = 0; i < LH_ARRAY_SIZE(names); i++) {
         lh_autofree char *path = lh_format("%s/%s", d->state_dir, names[i]);
@@ -95,6 +95,7 @@ static struct daemon *new_daemon(const struct daemon_hooks *hooks, struct box_ho
     d->hooks = hooks;
     d->host = host;
     pthread_mutex_init(&d->lock, NULL);
+    pthread_mutex_init(&d->spare_lock, NULL);
     pthread_condattr_init(&attr);
     pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
     pthread_cond_init(&d->janitor_wake, &attr);
@@ -109,8 +110,8 @@ static int start(struct daemon *d, const char *state_dir, struct lh_error *err)
     d->state_dir = r == 0 ? realpath(state_dir, NULL) : NULL;
     if (!d->state_dir)
         return r < 0 ? r : lh_fail_errno(err, errno, "state directory %s", state_dir);
-    if ((r = make_dirs(d, err)) < 0 || (r = registry_open(d, err)) < 0 ||
-        (r = monitor_start(d, err)) < 0)
+    if ((r = make_dirs(d, err)) < 0 || (r = spare_open(d, err)) < 0 ||
+        (r = registry_open(d, err)) < 0 || (r = monitor_start(d, err)) < 0)
         return r;
     if (d->hooks->start && (r = d->hooks->start(d, err)) < 0)
         return r;
@@ -152,6 +153,7 @@ void daemon_close(struct daemon *d)
             close(fds[i]);
     pthread_cond_destroy(&d->janitor_wake);
     pthread_mutex_destroy(&d->lock);
+    pthread_mutex_destroy(&d->spare_lock);
     free(d->boot);
     free(d->state_dir);
     free(d);

@@ -124,6 +124,20 @@ static int from_snapshot(struct daemon *d, struct sandbox *s, const V1(CreateReq
     return r;
 }
 
+static int from_sandbox(struct sandbox *s, struct sandbox *from, const V1(CreateRequest) * req,
+                        struct lh_error *err)
+{
+    int r = merge_limits(&s->limits, req->limits, &from->limits, err);
+
+    s->network = req->network ? req->network : from->network;
+    s->over = from;
+    if (r < 0 || (r = set_string(&s->task, from->task, err)) < 0 ||
+        (r = set_string(&s->image, from->image, err)) < 0 ||
+        (r = set_string(&s->image_id, from->image_id, err)) < 0)
+        return r;
+    return set_string(&s->image_path, from->image_path, err);
+}
+
 static int from_source(struct daemon *d, struct sandbox *s, const V1(CreateRequest) * req,
                        struct lh_error *err)
 {
@@ -163,21 +177,21 @@ static int describe(struct daemon *d, struct sandbox *s, const V1(CreateRequest)
         (r = set_string(&s->snapshot, "", err)) < 0 || (r = set_string(&s->task, "", err)) < 0 ||
         (r = set_string(&s->top_layer, o ? o->top_layer : "", err)) < 0)
         return r;
-    return from_source(d, s, req, err);
+    return o && o->over ? from_sandbox(s, o->over, req, err) : from_source(d, s, req, err);
 }
 
 static int start_box(struct daemon *d, struct sandbox *s, struct lh_error *err)
 {
     lh_autofree char *dir = sandbox_dir(d, s->id);
     struct chain chain;
+    int r = dir ? chain_load(d, s, NULL, &chain, err) : lh_fail_errno(err, ENOMEM, "sandbox");
 
-    if (!dir || mkdir(dir, 0700) < 0)
-        return lh_fail_errno(err, errno, "directory of sandbox %s", s->id);
-    int r = chain_load(d, s, NULL, &chain, err);
     if (r < 0)
         return r;
+    struct box *box = NULL;
     struct box_spec spec = sandbox_box_spec(s, dir, &chain);
-    struct box *box = box_start(d->host, &spec, err);
+    if (spec.in_memory || spare_take(d, dir, err) == 0)
+        box = box_start(d->host, &spec, err);
     chain_finish(&chain);
     if (!box)
         return lh_wrap(err, "starting it");
@@ -196,7 +210,7 @@ static int bring_up(struct daemon *d, struct sandbox *s, int64_t deadline_ms, st
 
     if (r == 0)
         r = monitor_add(d, s, err);
-    if (r == 0 && s->task[0] && !s->snapshot[0])
+    if (r == 0 && s->task[0] && !s->snapshot[0] && !s->over)
         r = d->hooks->task_setup(d, s->task, s->id, deadline_ms, err);
     if (r == 0 && s->state == SB_DEAD)
         r = lh_fail(err, LH_ABORTED, "it died while it was set up");
@@ -258,6 +272,7 @@ static int create_new(struct daemon *d, const V1(CreateRequest) * req, const cha
     r = bring_up(d, s, deadline_ms, err);
     if (r < 0) {
         struct lh_error undo = {0};
+        s->over = NULL; /* the caller's again */
         if (sandbox_destroy_held(d, s, true, &undo) < 0)
             lh_warn("create not undone", "sandbox=%s why=%s", s->id, undo.message);
     } else {

@@ -36,6 +36,9 @@ struct daemon_create_options {
     bool transient;
     /* The idempotency key is that of a fork's child, not of a create (daemon/fork.c). */
     bool fork_child;
+    /* Instead of a source in the request: this sandbox's files, as they are, lie below.  It is held
+     * alone, and is given back when the new one is removed; after an error the caller has it. */
+    struct sandbox *over;
 };
 
 /* As the rpc Create, setup of a task included; `o` may be NULL.  id receives the sandbox. */
@@ -43,9 +46,10 @@ int daemon_create(struct daemon *d, const Longhaul__Sandbox__V1__CreateRequest *
                   const struct daemon_create_options *o, int64_t deadline_ms, char id[LH_ID_SIZE],
                   struct lh_error *err);
 
-/* A new, transient sandbox over the files that `id` has now; none of its processes.  The parent
- * goes on; it may be dead, so that what brought it down is judged by what it left.  `req` gives
- * limits, network and owner of the child; its source and key are ignored. */
+/* A new, transient sandbox over the files that `id` has now; none of its processes.  Requests to
+ * the parent may wait until the child is removed; it may be dead, so that what brought it down is
+ * judged by what it left.  `req` gives limits, network and owner of the child; its source and key
+ * are ignored. */
 int daemon_fork_files(struct daemon *d, const char *id, uint32_t attempt,
                       const Longhaul__Sandbox__V1__CreateRequest *req,
                       const struct daemon_create_options *o, int64_t deadline_ms,

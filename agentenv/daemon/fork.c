@@ -40,6 +40,42 @@ static int take_fork_snapshot(struct daemon *d, const char *id, uint32_t attempt
     return r;
 }
 
+/* Its files stay as they are while it is held alone. */
+static bool stands_still(struct daemon *d, struct sandbox *s)
+{
+    pthread_mutex_lock(&d->lock);
+    bool quiet = s->box && s->execs == 0; /* one might be about to start its command */
+    pthread_mutex_unlock(&d->lock);
+    return quiet && box_stands_still(s->box);
+}
+
+/* The child lies over the parent's files themselves.  A snapshot would cost as much as the child:
+ * a layer, another overlay under the parent, and their removal.  1 = done, 0 = it does not stand
+ * still. */
+static int fork_over(struct daemon *d, const char *id, uint32_t attempt,
+                     const V1(CreateRequest) * create, const struct daemon_create_options *o,
+                     int64_t deadline_ms, char child[LH_ID_SIZE], struct lh_error *err)
+{
+    struct daemon_create_options options = *o;
+    struct sandbox *s;
+    int r = sandbox_begin(d, id, attempt, ALIVE | SB_IN(SB_DEAD), HOLD_ALONE, deadline_ms, &s, err);
+
+    if (r < 0)
+        return r;
+    if (!stands_still(d, s)) {
+        sandbox_end(d, s, HOLD_ALONE);
+        return 0;
+    }
+    options.over = s;
+    s->before = s->state;
+    if (s->state != SB_DEAD)
+        sandbox_set_state(d, s, SB_FORKING, 0);
+    r = daemon_create(d, create, &options, deadline_ms, child, err);
+    if (r < 0)
+        sandbox_end_over(d, s);
+    return r < 0 ? r : 1;
+}
+
 int daemon_fork_files(struct daemon *d, const char *id, uint32_t attempt,
                       const V1(CreateRequest) * req, const struct daemon_create_options *o,
                       int64_t deadline_ms, char child[LH_ID_SIZE], struct lh_error *err)
@@ -47,16 +83,19 @@ int daemon_fork_files(struct daemon *d, const char *id, uint32_t attempt,
     V1(CreateRequest) create = *req;
     struct daemon_create_options options = o ? *o : (struct daemon_create_options){0};
     char snapshot[LH_ID_SIZE];
-    int r = take_fork_snapshot(d, id, attempt, ALIVE | SB_IN(SB_DEAD), NULL, deadline_ms, snapshot,
-                               err);
 
-    if (r < 0)
-        return r;
     create.idempotency_key = (char *)"";
     create.name = (char *)"";
+    options.transient = true;
+    int r = fork_over(d, id, attempt, &create, &options, deadline_ms, child, err);
+    if (r != 0)
+        return r < 0 ? r : 0;
+    r = take_fork_snapshot(d, id, attempt, ALIVE | SB_IN(SB_DEAD), NULL, deadline_ms, snapshot,
+                           err);
+    if (r < 0)
+        return r;
     create.source_case = LONGHAUL__SANDBOX__V1__CREATE_REQUEST__SOURCE_SNAPSHOT;
     create.snapshot = snapshot;
-    options.transient = true;
     r = daemon_create(d, &create, &options, deadline_ms, child, err);
     struct lh_error undo = {0};
     if (snapshot_drop(d, snapshot, true, &undo) < 0)

@@ -41,7 +41,9 @@ struct sandbox {
 
     int state, cause;
     uint32_t attempt;
-    struct box *box; /* NULL before it runs and after it is dead */
+    struct box *box;      /* NULL before it runs and after it is dead */
+    struct sandbox *over; /* held alone while its files lie below this one's */
+    int before;           /* its state before that */
     pid_t init_pid;
 
     unsigned refs;   /* the table's and those of operations */
@@ -73,6 +75,9 @@ struct daemon {
     struct box_host *host;
     const struct daemon_hooks *hooks;
     struct rpc_method methods[64]; /* of the service; lives as long as the server */
+
+    pthread_mutex_t spare_lock;
+    unsigned first_spare, end_spare; /* STATE/spare/NUMBER, some of which may be missing */
 
     pthread_mutex_t lock;
     struct sandbox *buckets[BUCKETS];
@@ -112,6 +117,9 @@ void sandbox_end(struct daemon *d, struct sandbox *s, enum sandbox_hold hold);
 /* Waits, holding it alone, until no exec runs in it. */
 int sandbox_wait_execs(struct daemon *d, struct sandbox *s, int64_t deadline_ms,
                        struct lh_error *err);
+
+/* Ends the hold on a sandbox that another one lay over. */
+void sandbox_end_over(struct daemon *d, struct sandbox *over);
 
 /* Changes the state, tells watchers and waiters; writes nothing. */
 /* DATA_LOSS, and why: for one without a box, which is dead. */
@@ -174,6 +182,14 @@ struct box_spec sandbox_box_spec(const struct sandbox *s, const char *dir, const
 
 char *sandbox_dir(const struct daemon *d, const char *id); /* STATE/boxes/ID; NULL: no memory */
 char *layer_dir(const struct daemon *d, const char *id);   /* STATE/layers/ID */
+
+/* ---- spare.c: directories of sandboxes ---- */
+
+int spare_open(struct daemon *d, struct lh_error *err);
+/* Makes STATE/boxes/ID; one of another sandbox, emptied, where there is one. */
+int spare_take(struct daemon *d, const char *dir, struct lh_error *err);
+/* Keeps that of a sandbox that has ended; false: it must be removed. */
+bool spare_give(struct daemon *d, const char *dir);
 
 /* ---- the rest ---- */
 

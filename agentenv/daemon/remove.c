@@ -25,10 +25,14 @@ static int end_box(struct daemon *d, struct sandbox *s, struct lh_error *err)
     pthread_mutex_lock(&d->lock);
     struct box *box = lh_steal(&s->box);
     pthread_mutex_unlock(&d->lock);
-    if (box)
-        return box_destroy(box, err);
-    return dir ? box_destroy_named(d->host, s->id, dir, err)
-               : lh_fail(err, LH_RESOURCE_EXHAUSTED, "no memory");
+    if (!dir)
+        r = lh_fail(err, LH_RESOURCE_EXHAUSTED, "no memory");
+    else
+        r = box_destroy_named(d->host, s->id, NULL, err);
+    box_close(box); /* the last mount of its overlay: the directory is nobody's then */
+    if (r < 0 || spare_give(d, dir))
+        return r;
+    return box_destroy_named(d->host, s->id, dir, err);
 }
 
 int sandbox_destroy_held(struct daemon *d, struct sandbox *s, bool key_too, struct lh_error *err)
@@ -37,6 +41,8 @@ int sandbox_destroy_held(struct daemon *d, struct sandbox *s, bool key_too, stru
 
     if (r == 0)
         r = end_box(d, s, err);
+    if (s->over)
+        sandbox_end_over(d, lh_steal(&s->over));
     if (r == 0)
         r = registry_delete(d, s->id, key_too, err);
     if (r < 0) {

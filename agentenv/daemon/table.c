@@ -232,6 +232,13 @@ void sandbox_end(struct daemon *d, struct sandbox *s, enum sandbox_hold hold)
     sandbox_unref(d, s);
 }
 
+void sandbox_end_over(struct daemon *d, struct sandbox *over)
+{
+    if (over->state == SB_FORKING) /* unless it died meanwhile */
+        sandbox_set_state(d, over, over->before, 0);
+    sandbox_end(d, over, HOLD_ALONE);
+}
+
 int sandbox_wait_execs(struct daemon *d, struct sandbox *s, int64_t deadline_ms,
                        struct lh_error *err)
 {

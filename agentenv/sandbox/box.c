@@ -6,6 +6,7 @@
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/mount.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
@@ -51,7 +52,7 @@ static void free_box(struct box *b)
         return;
     free_layers(b->layers, b->n_layers);
     free(b->dir);
-    const int fds[] = {b->pidfd, b->cgroup, b->control};
+    const int fds[] = {b->pidfd, b->cgroup, b->control, b->files, b->memory};
     for (size_t i = 0; i < LH_ARRAY_SIZE(fds); i++)
         if (fds[i] >= 0)
             close(fds[i]);
@@ -95,9 +96,11 @@ struct box *box_new(struct box_host *h, const struct box_spec *spec, struct lh_e
     if (!b)
         return lh_fail_errno(err, ENOMEM, "sandbox %s", spec->id), NULL;
     b->host = h;
-    b->pidfd = b->cgroup = b->control = -1;
+    b->pidfd = b->cgroup = b->control = b->files = b->memory = -1;
     b->limits = spec->limits;
     b->network = spec->network;
+    if (spec->in_memory)
+        b->limits.memory_bytes += spec->limits.disk_bytes;
     pthread_mutex_init(&b->state, NULL);
     pthread_mutex_init(&b->execs_lock, NULL);
     pthread_mutex_init(&b->life_lock, NULL);
@@ -128,10 +131,12 @@ int box_make_upper(int dir_fd, unsigned n, struct lh_error *err)
     char names[2][32];
 
     box_upper_names(n, names[0], names[1]);
-    for (int i = 0; i < 2; i++)
-        if (mkdirat(dir_fd, names[i], 0755) < 0 ||
-            fchownat(dir_fd, names[i], BOX_UID_BASE, BOX_UID_BASE, 0) < 0)
+    for (int i = 0; i < 2; i++) {
+        if (mkdirat(dir_fd, names[i], 0755) < 0 && errno == EEXIST)
+            continue;
+        if (fchownat(dir_fd, names[i], BOX_UID_BASE, BOX_UID_BASE, 0) < 0)
             return lh_fail_errno(err, errno, "directory %s", names[i]);
+    }
     return 0;
 }
 
@@ -198,8 +203,10 @@ static int await_ready(struct box *b, struct lh_error *err)
 
 static int spawn(struct box *b, const struct box_spec *spec, int root, struct lh_error *err)
 {
-    struct spawner_request req = {
-        .op = SPAWNER_START, .network = spec->network, .file_bytes = spec->limits.disk_bytes};
+    struct spawner_request req = {.op = SPAWNER_START,
+                                  .network = spec->network,
+                                  .used_net = spec->in_memory && spec->network == BOX_NET_NONE,
+                                  .file_bytes = spec->limits.disk_bytes};
     int p[2];
 
     if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, p) < 0)
@@ -212,22 +219,54 @@ static int spawn(struct box *b, const struct box_spec *spec, int root, struct lh
     return r < 0 ? r : await_ready(b, err);
 }
 
+int box_mount(struct box *b, const struct box *below, int dir_fd, struct lh_error *err)
+{
+    char upper[32], work[32];
+
+    if (below && below->files < 0)
+        return lh_fail(err, LH_FAILED_PRECONDITION, "sandbox %s was started by another process",
+                       below->id);
+    box_upper_names(b->upper, upper, work);
+    const struct overlay o = {.layers = b->layers,
+                              .n_layers = b->n_layers,
+                              .below = below ? below->files : -1,
+                              .userns = b->host->userns,
+                              .dir_fd = dir_fd,
+                              .upper = upper,
+                              .work = work};
+    int files = overlay_create(&o, err);
+    if (files < 0)
+        return files;
+    if (b->files >= 0)
+        close(b->files);
+    b->files = files;
+    return overlay_clone(files, err);
+}
+
+static int open_dir(struct box *b, const struct box_spec *spec, struct lh_error *err)
+{
+    char size[32];
+    const char *options[] = {"size", size, "mode", "0700", NULL};
+
+    if (!spec->in_memory) {
+        int fd = open(b->dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+        return fd < 0 ? lh_fail_errno(err, errno, "directory %s", b->dir) : fd;
+    }
+    snprintf(size, sizeof size, "%llu", (unsigned long long)spec->limits.disk_bytes);
+    b->memory = overlay_new_fs("tmpfs", options, MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV);
+    int fd = b->memory < 0 ? -1 : fcntl(b->memory, F_DUPFD_CLOEXEC, 0);
+    return fd < 0 ? lh_fail_errno(err, errno, "memory for the files") : fd;
+}
+
 static int start(struct box *b, const struct box_spec *spec, struct lh_error *err)
 {
-    lh_autoclose int dir = open(b->dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    char upper[32], work[32];
-    int r;
+    lh_autoclose int dir = open_dir(b, spec, err);
+    int r = dir < 0 ? dir : box_make_upper(dir, 0, err);
 
-    if (dir < 0)
-        return lh_fail_errno(err, errno, "directory %s", b->dir);
-    if ((r = box_make_upper(dir, 0, err)) < 0)
+    if (r < 0)
         return r;
-    box_upper_names(0, upper, work);
-    lh_autoclose int root =
-        overlay_create(b->layers, b->n_layers, b->host->userns, dir, upper, work, err);
-    if (root < 0)
-        return root;
-    return spawn(b, spec, root, err);
+    lh_autoclose int root = box_mount(b, spec->below, dir, err);
+    return root < 0 ? root : spawn(b, spec, root, err);
 }
 
 /* Leaves the directory itself to the caller, who made it. */
@@ -235,7 +274,8 @@ static void undo_start(struct box *b)
 {
     struct lh_error err = {0};
 
-    if (box_destroy_named(b->host, b->id, b->dir, &err) < 0 || mkdir(b->dir, 0755) < 0)
+    if (box_destroy_named(b->host, b->id, b->dir, &err) < 0 ||
+        (b->memory < 0 && mkdir(b->dir, 0755) < 0))
         lh_warn("a failed start left something", "sandbox=%s error=%s", b->id, err.message);
 }
 
@@ -261,6 +301,14 @@ struct box *box_start(struct box_host *h, const struct box_spec *spec, struct lh
 struct box_identity box_identity(const struct box *b)
 {
     return b->identity;
+}
+
+bool box_stands_still(const struct box *b)
+{
+    struct cgroup_counts c;
+
+    return b->files >= 0 && cgroup_count(&b->host->cgroups, b->id, &c, NULL) == 0 &&
+           c.processes <= 1;
 }
 
 int box_pidfd(const struct box *b)
@@ -366,16 +414,19 @@ struct box *box_adopt(struct box_host *h, const struct box_spec *spec,
 int box_kill(struct box *b, struct lh_error *err)
 {
     LH_LOCKED(&b->state);
-    int r = b->cgroup < 0 ? 0 : cgroup_kill(b->cgroup, lh_now_ms() + BOX_KILL_MS, err);
+    int r = b->cgroup < 0 ? 0 : cgroup_kill(b->cgroup, b->pidfd, lh_now_ms() + BOX_KILL_MS, err);
 
     box_give_up(b);
     return r < 0 ? lh_wrap(err, "killing sandbox %s", b->id) : 0;
 }
 
+/* The overlay's last mount goes with the last process, while its directories are still there. */
 int box_destroy(struct box *b, struct lh_error *err)
 {
+    if (b->files >= 0)
+        close(b->files);
+    b->files = -1;
     int r = box_destroy_named(b->host, b->id, b->dir, err);
-
     free_box(b);
     return r;
 }

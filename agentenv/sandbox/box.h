@@ -89,12 +89,20 @@ struct box_limits {
 struct box_spec {
     const char *id;  /* [A-Za-z0-9._-], at most 64: names the cgroup */
     const char *dir; /* existing directory of this box alone, on a file system that can be overlay's
-                        upper; upper and work directories are made in it */
+                        upper; upper and work directories are made in it, unless box_reset_dir()
+                        left them there */
     const struct box_layer *layers; /* top first; at least one, at most 400 */
     size_t n_layers;
     struct box_limits limits;
     enum box_network network;
     const char *hostname; /* "" or NULL = "sandbox" */
+    /* NULL, or a box whose files, as they are, lie below `layers`.  Nothing may be written in it,
+     * and it must not be destroyed, while this one lives. */
+    const struct box *below;
+    /* What it writes is kept in memory, which is added to limits.memory_bytes; `dir` is not used
+     * and need not exist.  For boxes that are thrown away: such a box cannot be adopted, nor put
+     * away; its network namespace may have been that of another. */
+    bool in_memory;
 };
 
 /* What finds a running box again; plain data, to be recorded. */
@@ -122,6 +130,10 @@ struct box *box_bury(struct box_host *h, const struct box_spec *spec, struct lh_
 
 struct box_identity box_identity(const struct box *b);
 
+/* Whether another box can be started over its files now: nothing but its init runs, and it was not
+ * adopted from another process. */
+bool box_stands_still(const struct box *b);
+
 /* A pidfd of init, owned by the box: readable (poll) once the sandbox is dead. */
 int box_pidfd(const struct box *b);
 
@@ -138,6 +150,10 @@ int box_destroy(struct box *b, struct lh_error *err);
 
 /* The same for a box without a handle, from the recorded names; idempotent. */
 int box_destroy_named(struct box_host *h, const char *id, const char *dir, struct lh_error *err);
+
+/* Empties the directory of a box that has ended, so that another can be started in it.  False: it
+ * bears a trace of its box, or could not be emptied, and is to be removed. */
+bool box_reset_dir(const char *path);
 
 /* ---- exec ----------------------------------------------------------------------------------- */
 

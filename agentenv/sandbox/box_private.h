@@ -44,6 +44,8 @@ struct box {
     int pidfd;
     int cgroup;            /* directory in the v2 hierarchy */
     int control;           /* socket to init; under life_lock */
+    int files;             /* its overlay, as a detached mount; -1 when adopted */
+    int memory;            /* of a box in memory: what stands for dir; else -1 */
     unsigned upper;        /* the upper directory is dir/upper.N, its work directory dir/work.N */
     pthread_mutex_t state; /* freeze, thaw, seal, kill */
     pthread_mutex_t execs_lock;                    /* for what follows */
@@ -67,7 +69,11 @@ int box_find_upper(struct box *b, struct lh_error *err);
 void box_upper_names(unsigned n, char upper[32], char work[32]);
 /* Makes dir/upper.N and dir/work.N. */
 int box_make_upper(int dir_fd, unsigned n, struct lh_error *err);
+char *box_upper_path(const struct box *b); /* NULL: no memory */
 int box_upper_fd(const struct box *b, struct lh_error *err);
+/* A new overlay over the box's layers and, if that is not NULL, the files of `below`, with upper
+ * directory b->upper under dir_fd: b->files.  Returns another mount of it, for the sandbox. */
+int box_mount(struct box *b, const struct box *below, int dir_fd, struct lh_error *err);
 bool box_name_valid(const char *name);
 
 /* One request to init, with n_fds descriptors. */

@@ -174,14 +174,17 @@ bool cgroup_is_frozen(int fd)
     return cgroup_read_at(fd, "cgroup.freeze", buf, sizeof buf) == 0 && buf[0] == '1';
 }
 
-int cgroup_kill(int fd, int64_t deadline_ms, struct lh_error *err)
+int cgroup_kill(int fd, int pidfd, int64_t deadline_ms, struct lh_error *err)
 {
     int e = cgroup_write_at(fd, "cgroup.kill", "1");
+    struct pollfd dead = {pidfd, POLLIN, 0};
 
     if (e == -ENODEV || e == -ENOENT) /* removed meanwhile */
         return 0;
     if (e < 0)
         return lh_fail_errno(err, -e, "cgroup.kill");
+    if (pidfd >= 0)
+        poll(&dead, 1, lh_ms_left(deadline_ms)); /* PID 1 goes last: then the next wait is none */
     return wait_event(fd, "populated 0", deadline_ms, err);
 }
 
@@ -213,11 +216,14 @@ static int remove_execs(int box_fd, int64_t deadline_ms)
 int cgroup_remove(const struct cgroup_root *r, const char *id, int64_t deadline_ms,
                   struct lh_error *err)
 {
-    lh_autoclose int fd = cgroup_open(r, id);
-    int e = fd < 0 ? 0 : remove_execs(fd, deadline_ms);
+    int e = 0;
 
-    if (e == 0)
-        e = remove_dir(r->v2, id, deadline_ms);
+    if (unlinkat(r->v2, id, AT_REMOVEDIR) < 0 && errno != ENOENT) { /* seldom: see tidy() */
+        lh_autoclose int fd = cgroup_open(r, id);
+        e = fd < 0 ? 0 : remove_execs(fd, deadline_ms);
+        if (e == 0)
+            e = remove_dir(r->v2, id, deadline_ms);
+    }
     for (int i = 0; i < CGROUP_CONTROLLERS; i++)
         if (e == 0 && r->v1[i] >= 0)
             e = remove_dir(r->v1[i], id, deadline_ms);
@@ -233,23 +239,32 @@ static uint64_t number_after(const char *text, const char *key)
     return p ? strtoull(p + strlen(key), NULL, 10) : 0;
 }
 
+uint64_t cgroup_oom_kills(const struct cgroup_root *r, const char *id)
+{
+    char path[160], text[512];
+
+    snprintf(path, sizeof path, "%s/%s", id, r->v2_limits ? "memory.events" : "memory.oom_control");
+    cgroup_read_at(r->v2_limits ? r->v2 : r->v1[CGROUP_MEMORY], path, text, sizeof text);
+    return number_after(text, "oom_kill ");
+}
+
 int cgroup_count(const struct cgroup_root *r, const char *id, struct cgroup_counts *out,
                  struct lh_error *err)
 {
     const char *files[] = {r->v2_limits ? "memory.current" : "memory.usage_in_bytes",
-                           r->v2_limits ? "memory.events" : "memory.oom_control", "pids.current"};
-    const int dirs[] = {r->v1[CGROUP_MEMORY], r->v1[CGROUP_MEMORY], r->v1[CGROUP_PIDS]};
-    char path[160], text[3][512];
+                           "pids.current"};
+    const int dirs[] = {r->v1[CGROUP_MEMORY], r->v1[CGROUP_PIDS]};
+    char path[160], text[2][64];
 
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < 2; i++) {
         snprintf(path, sizeof path, "%s/%s", id, files[i]);
         int e = cgroup_read_at(r->v2_limits ? r->v2 : dirs[i], path, text[i], sizeof text[i]);
         if (e < 0)
             return lh_fail_errno(err, -e, "cgroup %s", path);
     }
     out->memory_bytes = strtoull(text[0], NULL, 10);
-    out->oom_kills = number_after(text[1], "oom_kill ");
-    out->processes = (uint32_t)strtoul(text[2], NULL, 10);
+    out->oom_kills = cgroup_oom_kills(r, id);
+    out->processes = (uint32_t)strtoul(text[1], NULL, 10);
     return 0;
 }
 

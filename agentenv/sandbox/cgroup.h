@@ -56,8 +56,9 @@ int cgroup_limit(const struct cgroup_root *r, int box_fd, const char *id,
 int cgroup_freeze_soon(int fd); /* does not wait: stopped tasks freeze when they are let go */
 int cgroup_set_frozen(int fd, bool frozen, int64_t deadline_ms, struct lh_error *err);
 bool cgroup_is_frozen(int fd);
-/* Kills everything below fd, also what is frozen; returns when it is empty. */
-int cgroup_kill(int fd, int64_t deadline_ms, struct lh_error *err);
+/* Kills everything below fd, also what is frozen; returns when it is empty.  `pidfd` is of its
+ * sandbox's init, or -1. */
+int cgroup_kill(int fd, int pidfd, int64_t deadline_ms, struct lh_error *err);
 /* Removes the sandbox's cgroups; absent is fine.  The processes must be dead. */
 int cgroup_remove(const struct cgroup_root *r, const char *id, int64_t deadline_ms,
                   struct lh_error *err);
@@ -67,6 +68,8 @@ struct cgroup_counts {
     uint32_t processes;
 };
 
+/* 0 also where it cannot be read. */
+uint64_t cgroup_oom_kills(const struct cgroup_root *r, const char *id);
 int cgroup_count(const struct cgroup_root *r, const char *id, struct cgroup_counts *out,
                  struct lh_error *err);
 

@@ -191,7 +191,7 @@ int box_go_on(struct box *b, bool frozen, struct lh_error *err)
 static void close_processes(struct box *b)
 {
     pthread_mutex_lock(&b->life_lock);
-    int *const fds[] = {&b->pidfd, &b->cgroup, &b->control};
+    int *const fds[] = {&b->pidfd, &b->cgroup, &b->control, &b->files};
     for (size_t i = 0; i < LH_ARRAY_SIZE(fds); i++) {
         if (*fds[i] >= 0)
             close(*fds[i]);
@@ -222,7 +222,7 @@ int box_put_away(struct box *b, struct lh_error *err)
     int64_t deadline_ms = lh_now_ms() + BOX_KILL_MS;
 
     err = err ? err : &local;
-    int r = cgroup_kill(b->cgroup, deadline_ms, err);
+    int r = cgroup_kill(b->cgroup, b->pidfd, deadline_ms, err);
     if (r == 0)
         r = cgroup_remove(&b->host->cgroups, b->id, deadline_ms, err);
     if (r == 0)

@@ -46,26 +46,31 @@ static size_t count(const char *const *list)
     return n;
 }
 
-static int write_strings(int fd, const char *const *list, size_t n, struct lh_error *err)
+static void put_strings(FILE *to, const char *const *list, size_t n)
 {
-    int r = 0;
-
-    for (size_t i = 0; i < n && r == 0; i++)
-        r = lh_write_all(fd, list[i], strlen(list[i]) + 1, err);
-    return r;
+    for (size_t i = 0; i < n; i++)
+        fwrite(list[i], strlen(list[i]) + 1, 1, to);
 }
 
 static int strings_fd(const struct box_exec_spec *s, struct lh_error *err)
 {
     const char *where[] = {s->cwd ? s->cwd : "", s->user ? s->user : ""};
     struct wire_strings h = {.argc = (uint32_t)count(s->argv), .envc = (uint32_t)count(s->env)};
-    lh_autoclose int fd = sealed_memfd("exec", err);
-    int r = fd;
+    lh_autofree char *text = NULL;
+    size_t len;
+    FILE *to = open_memstream(&text, &len);
 
-    if (fd < 0 || (r = lh_write_all(fd, &h, sizeof h, err)) < 0 ||
-        (r = write_strings(fd, where, 2, err)) < 0 ||
-        (r = write_strings(fd, s->argv, h.argc, err)) < 0 ||
-        (r = write_strings(fd, s->env, h.envc, err)) < 0 || (r = seal_memfd(fd, err)) < 0)
+    if (!to)
+        return lh_fail_errno(err, errno, "a request");
+    fwrite(&h, sizeof h, 1, to);
+    put_strings(to, where, 2);
+    put_strings(to, s->argv, h.argc);
+    put_strings(to, s->env, h.envc);
+    if (fclose(to) != 0)
+        return lh_fail_errno(err, errno, "a request");
+    lh_autoclose int fd = sealed_memfd("exec", err);
+    int r = fd < 0 ? fd : lh_write_all(fd, text, len, err);
+    if (r < 0 || (r = seal_memfd(fd, err)) < 0)
         return r;
     return lh_steal_fd(&fd);
 }
@@ -189,14 +194,13 @@ static int check(struct running *x, struct lh_error *err)
 static void finish(struct running *x, const struct wire_event *ev)
 {
     struct box_exec_result *r = x->result;
-    struct cgroup_counts now = {0};
 
     r->signal = WIFSIGNALED(ev->value) ? WTERMSIG(ev->value) : 0;
     r->status = r->signal ? 128 + r->signal : WEXITSTATUS(ev->value);
     r->timed_out |= ev->timed_out;
     r->wall_ms = ev->wall_ms;
-    cgroup_count(&x->box->host->cgroups, x->box->id, &now, NULL);
-    r->oom_killed = r->status != 0 && !x->killed && !r->timed_out && now.oom_kills > x->oom_kills;
+    r->oom_killed = r->status != 0 && !x->killed && !r->timed_out &&
+                    cgroup_oom_kills(&x->box->host->cgroups, x->box->id) > x->oom_kills;
 }
 
 static int fail_start(const struct wire_event *ev, const char *step, struct lh_error *err)
@@ -422,7 +426,6 @@ static int run(struct box *b, const struct box_exec_spec *spec, struct box_exec_
                first_fn *first, int64_t hard_deadline_ms, struct lh_error *err)
 {
     lh_autofree struct running *x = calloc(1, sizeof *x);
-    struct cgroup_counts before = {0};
     int p[2];
 
     *result = (struct box_exec_result){0};
@@ -430,7 +433,6 @@ static int run(struct box *b, const struct box_exec_spec *spec, struct box_exec_
         return lh_fail(err, LH_INVALID_ARGUMENT, "exec id \"%s\"", spec->exec_id);
     if (!x || socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, p) < 0)
         return lh_fail_errno(err, x ? errno : ENOMEM, "exec in sandbox %s", b->id);
-    cgroup_count(&b->host->cgroups, b->id, &before, NULL);
     x->attached = (struct attached){.exec_id = spec->exec_id, .channel = p[0]};
     x->box = b;
     x->spec = spec;
@@ -439,7 +441,7 @@ static int run(struct box *b, const struct box_exec_spec *spec, struct box_exec_
     x->next = spec->offset;
     x->hard_deadline_ms = hard_deadline_ms;
     x->next_disk_ms = lh_now_ms() + DISK_CHECK_MS;
-    x->oom_kills = before.oom_kills;
+    x->oom_kills = cgroup_oom_kills(&b->host->cgroups, b->id);
     int r = follow_from(x, first, p[1], err);
     close(x->attached.channel);
     if (x->kill >= 0)

@@ -9,6 +9,7 @@
 
 #include "agentenv/sandbox/box_private.h"
 #include "proto/clock.h"
+#include "proto/file.h"
 
 /* The pid could be reused between the look-up and the open: a signal 0 through the pidfd afterwards
  * proves that it was still init's. */
@@ -38,14 +39,21 @@ int box_open_in(int root_fd, const char *path, int flags, mode_t mode, struct lh
     }
 }
 
-int box_upper_fd(const struct box *b, struct lh_error *err)
+char *box_upper_path(const struct box *b)
 {
-    char upper[32], work[32], path[4200];
+    char upper[32], work[32];
 
     box_upper_names(b->upper, upper, work);
-    snprintf(path, sizeof path, "%s/%s", b->dir, upper);
-    int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    return fd < 0 ? lh_fail_errno(err, errno, "%s", path) : fd;
+    return b->memory < 0 ? lh_format("%s/%s", b->dir, upper)
+                         : lh_format("/proc/self/fd/%d/%s", b->memory, upper);
+}
+
+int box_upper_fd(const struct box *b, struct lh_error *err)
+{
+    lh_autofree char *path = box_upper_path(b);
+    int fd = path ? open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC) : -1;
+
+    return fd < 0 ? lh_fail_errno(err, errno, "upper directory of sandbox %s", b->id) : fd;
 }
 
 int box_usage(struct box *b, struct box_usage *out, struct lh_error *err)

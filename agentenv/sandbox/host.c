@@ -182,7 +182,7 @@ int box_destroy_named(struct box_host *h, const char *id, const char *dir, struc
         return lh_fail(err, LH_INVALID_ARGUMENT, "sandbox id \"%s\"", id);
     lh_autoclose int fd = cgroup_open(&h->cgroups, id);
     if (fd >= 0)
-        r = cgroup_kill(fd, deadline, err);
+        r = cgroup_kill(fd, -1, deadline, err);
     if (r == 0)
         r = cgroup_remove(&h->cgroups, id, deadline, err);
     if (r == 0 && dir)

@@ -92,38 +92,38 @@ static int set_dir(int ctx, int dir_fd, const char *key, const char *name, struc
 }
 
 /* A detached mount ends with its descriptor, so fds[] stays open until the overlay is made. */
-static int add_layers(int ctx, const struct box_layer *layers, size_t n, int userns_fd, int *fds,
-                      struct lh_error *err)
+static int add_layers(int ctx, const struct overlay *o, int *fds, struct lh_error *err)
 {
-    for (size_t i = 0; i < n; i++) {
-        fds[i] = open_layer(&layers[i], userns_fd, err);
+    for (size_t i = 0; i < o->n_layers; i++) {
+        fds[i] = open_layer(&o->layers[i], o->userns, err);
         if (fds[i] < 0)
             return fds[i];
         if (fsconfig(ctx, FSCONFIG_SET_FD, "lowerdir+", NULL, fds[i]) < 0)
-            return fail_context(ctx, layers[i].path, err);
+            return fail_context(ctx, o->layers[i].path, err);
     }
+    if (o->below >= 0 && fsconfig(ctx, FSCONFIG_SET_FD, "lowerdir+", NULL, o->below) < 0)
+        return fail_context(ctx, "the files of another sandbox", err);
     return 0;
 }
 
 /* "volatile": the agent's fsync and sync do nothing.  A sandbox does not outlive the host anyway,
  * and sealed layers are synced by whoever seals. */
-static int set_upper(int ctx, int dir_fd, const char *upper, const char *work, struct lh_error *err)
+static int set_upper(int ctx, const struct overlay *o, struct lh_error *err)
 {
     int r;
 
-    if ((r = set_dir(ctx, dir_fd, "upperdir", upper, err)) < 0 ||
-        (r = set_dir(ctx, dir_fd, "workdir", work, err)) < 0)
+    if ((r = set_dir(ctx, o->dir_fd, "upperdir", o->upper, err)) < 0 ||
+        (r = set_dir(ctx, o->dir_fd, "workdir", o->work, err)) < 0)
         return r;
     return fsconfig(ctx, FSCONFIG_SET_FLAG, "volatile", NULL, 0) < 0
                ? fail_context(ctx, "volatile", err)
                : 0;
 }
 
-static int make_overlay(int ctx, int dir_fd, const char *upper, const char *work,
-                        struct lh_error *err)
+static int make_overlay(int ctx, const struct overlay *o, struct lh_error *err)
 {
-    unsigned attributes = MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV | (upper ? 0 : MOUNT_ATTR_RDONLY);
-    int r = upper ? set_upper(ctx, dir_fd, upper, work, err) : 0;
+    unsigned attributes = MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV | (o->upper ? 0 : MOUNT_ATTR_RDONLY);
+    int r = o->upper ? set_upper(ctx, o, err) : 0;
 
     if (r < 0)
         return r;
@@ -133,23 +133,29 @@ static int make_overlay(int ctx, int dir_fd, const char *upper, const char *work
     return mnt < 0 ? lh_fail_errno(err, errno, "overlay, fsmount") : mnt;
 }
 
-int overlay_create(const struct box_layer *layers, size_t n_layers, int userns_fd, int dir_fd,
-                   const char *upper, const char *work, struct lh_error *err)
+int overlay_create(const struct overlay *o, struct lh_error *err)
 {
     lh_autoclose int ctx = fsopen("overlay", FSOPEN_CLOEXEC);
-    lh_autofree int *fds = malloc(n_layers * sizeof *fds);
+    lh_autofree int *fds = malloc(o->n_layers * sizeof *fds);
 
     if (ctx < 0 || !fds)
         return lh_fail_errno(err, errno, "overlayfs (modprobe overlay, when the kernel lacks it)");
-    for (size_t i = 0; i < n_layers; i++)
+    for (size_t i = 0; i < o->n_layers; i++)
         fds[i] = -1;
-    int r = add_layers(ctx, layers, n_layers, userns_fd, fds, err);
+    int r = add_layers(ctx, o, fds, err);
     if (r == 0)
-        r = make_overlay(ctx, dir_fd, upper, work, err);
-    for (size_t i = 0; i < n_layers; i++)
+        r = make_overlay(ctx, o, err);
+    for (size_t i = 0; i < o->n_layers; i++)
         if (fds[i] >= 0)
             close(fds[i]);
     return r;
+}
+
+int overlay_clone(int mount_fd, struct lh_error *err)
+{
+    int fd = open_tree(mount_fd, "", AT_EMPTY_PATH | OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC);
+
+    return fd < 0 ? lh_fail_errno(err, errno, "overlay, a second mount") : fd;
 }
 
 int overlay_set_readonly(int mount_fd, struct lh_error *err)

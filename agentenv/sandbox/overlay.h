@@ -10,10 +10,21 @@
 /* A user namespace that maps 0.. to BOX_UID_BASE..; only its descriptor keeps it.  Forks. */
 int overlay_userns(struct lh_error *err);
 
-/* A detached overlay of `layers` (top first) below the directories `upper` and `work` under
- * dir_fd, which belong to BOX_UID_BASE; upper NULL: nothing above them, read-only. */
-int overlay_create(const struct box_layer *layers, size_t n_layers, int userns_fd, int dir_fd,
-                   const char *upper, const char *work, struct lh_error *err);
+/* What an overlay is made of: `layers`, top first, then `below` (-1 = nothing), a detached overlay;
+ * above them the directories `upper` and `work` under dir_fd, which belong to BOX_UID_BASE;
+ * upper NULL: nothing above them, read-only. */
+struct overlay {
+    const struct box_layer *layers;
+    size_t n_layers;
+    int below, userns, dir_fd;
+    const char *upper, *work;
+};
+
+/* Returns a detached mount. */
+int overlay_create(const struct overlay *o, struct lh_error *err);
+
+/* Another detached mount of the same overlay. */
+int overlay_clone(int mount_fd, struct lh_error *err);
 
 /* Turns a whole file system read-only.  1 = done, 0 = a file is open for writing: an atomic test
  * for writers that costs nothing. */

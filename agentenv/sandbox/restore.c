@@ -92,7 +92,7 @@ static int make_root(struct box *b, struct lh_error *err)
     box_upper_names(b->upper, upper, work);
     if ((r = make_executable(dir, upper, err)) < 0)
         return r;
-    return overlay_create(b->layers, b->n_layers, b->host->userns, dir, upper, work, err);
+    return box_mount(b, NULL, dir, err);
 }
 
 /* ---- stations ------------------------------------------------------------------------------ */

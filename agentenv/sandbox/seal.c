@@ -8,7 +8,7 @@
  *
  * A crash in the middle leaves a read-only root, or two upper directories: box_adopt() sees either.
  *
- * Otherwise the box is stopped while its upper is copied. */
+ * Otherwise, and where the upper lies in memory, the box is stopped while it is copied. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -73,16 +73,14 @@ static int switch_root(const struct box *b, int root, struct lh_error *err)
  * for writing, and the caller says so. */
 static int go_on_above(struct box *b, int dir, const char *sealed_path, struct lh_error *err)
 {
-    char upper[32], work[32], old_upper[32], old_work[32];
+    char old_upper[32], old_work[32];
     int r;
 
     if ((r = box_push_layer(b, sealed_path, err)) < 0 ||
         (r = box_make_upper(dir, b->upper + 1, err)) < 0)
         return r;
-    box_upper_names(b->upper, old_upper, old_work);
-    box_upper_names(++b->upper, upper, work);
-    lh_autoclose int root =
-        overlay_create(b->layers, b->n_layers, b->host->userns, dir, upper, work, err);
+    box_upper_names(b->upper++, old_upper, old_work);
+    lh_autoclose int root = box_mount(b, NULL, dir, err);
     if (root < 0 || (r = switch_root(b, root, err)) < 0)
         return root < 0 ? root : r;
     lh_autofree char *leftover = lh_format("%s/%s", b->dir, old_work);
@@ -115,10 +113,8 @@ static int seal_live(struct box *b, const char *sealed_path, struct lh_error *er
 
 static int seal_by_copy(struct box *b, const char *sealed_path, struct lh_error *err)
 {
-    char upper[32], work[32];
+    lh_autofree char *from = box_upper_path(b);
 
-    box_upper_names(b->upper, upper, work);
-    lh_autofree char *from = lh_format("%s/%s", b->dir, upper);
     if (!from)
         return lh_fail_errno(err, ENOMEM, "sealing");
     int r = box_copy_tree(from, sealed_path, err);
@@ -133,7 +129,7 @@ static int seal_stopped(struct box *b, const char *sealed_path, bool *live, stru
     struct cgroup_counts c;
     int r = cgroup_count(&b->host->cgroups, b->id, &c, err);
 
-    if (r == 0 && c.processes == 1)
+    if (r == 0 && c.processes == 1 && b->memory < 0)
         r = seal_live(b, sealed_path, err);
     *live = r == 1;
     return r == 0 ? seal_by_copy(b, sealed_path, err) : r < 0 ? r : 0;

@@ -71,9 +71,15 @@ static int try_overlay(const char *dir, struct lh_error *err)
     if ((r = box_make_upper(fd, 0, err)) < 0)
         return r;
     lh_autoclose int userns = overlay_userns(err);
-    struct box_layer layer = {lower, true};
-    lh_autoclose int mnt =
-        userns < 0 ? -1 : overlay_create(&layer, 1, userns, fd, "upper.0", "work.0", err);
+    const struct box_layer layer = {lower, true};
+    const struct overlay o = {.layers = &layer,
+                              .n_layers = 1,
+                              .below = -1,
+                              .userns = userns,
+                              .dir_fd = fd,
+                              .upper = "upper.0",
+                              .work = "work.0"};
+    lh_autoclose int mnt = userns < 0 ? -1 : overlay_create(&o, err);
     return userns < 0 || mnt < 0 ? LH_FAILED_PRECONDITION : 0;
 }
 

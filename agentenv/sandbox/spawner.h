@@ -40,6 +40,7 @@ _Noreturn void spawner_main(char *const fds[SPAWNER_OWN_FDS]);
 
 struct spawner_request {
     uint32_t op, network;
+    bool used_net; /* a network namespace of an earlier sandbox will do */
     uint64_t file_bytes;
     char id[65], hostname[65];
 };

@@ -17,6 +17,7 @@
 
 #include "agentenv/init/wire.h"
 #include "agentenv/sandbox/enter.h"
+#include "agentenv/sandbox/nets.h"
 
 struct spawner {
     struct cgroup_root cgroups; /* v2 and v1[] only */
@@ -69,11 +70,11 @@ static int write_maps(pid_t pid)
     return 0;
 }
 
-static pid_t clone_sandbox(int cgroup, int *pidfd)
+static pid_t clone_sandbox(int cgroup, bool new_net, int *pidfd)
 {
     struct clone_args a = {
-        .flags = CLONE_NEWUSER | CLONE_NEWPID | CLONE_NEWNS | CLONE_NEWNET | CLONE_NEWIPC |
-                 CLONE_NEWUTS | CLONE_NEWTIME | CLONE_INTO_CGROUP | CLONE_PIDFD,
+        .flags = CLONE_NEWUSER | CLONE_NEWPID | CLONE_NEWNS | CLONE_NEWIPC | CLONE_NEWUTS |
+                 CLONE_NEWTIME | CLONE_INTO_CGROUP | CLONE_PIDFD | (new_net ? CLONE_NEWNET : 0),
         .exit_signal = SIGCHLD,
         .pidfd = (uint64_t)(uintptr_t)pidfd,
         .cgroup = (unsigned)cgroup,
@@ -120,13 +121,16 @@ static void start(const struct spawner *s, const struct spawner_request *req, co
         reply(fds[0], WIRE_FAILED, errno, "the cgroup", -1);
         return;
     }
-    pid_t pid = clone_sandbox(cgroup, &pidfd);
+    int net = req->used_net ? nets_enter() : -1;
+    pid_t pid = clone_sandbox(cgroup, net < 0, &pidfd);
     if (pid == 0) {
         close(go[1]);
         child(s, req, fds, go[0]);
     }
     errnum = errno;
     close(go[0]);
+    if (net >= 0)
+        nets_leave(net, pidfd);
     const char *step = pid < 0 ? "namespaces" : prepare_child(s, req->id, pid, &errnum);
     if (step)
         reply(fds[0], WIRE_FAILED, errnum, step, -1);

@@ -3,9 +3,12 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/fs.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/stat.h>
+#include <sys/xattr.h>
 
 #include "agentenv/sandbox/box_private.h"
 #include "proto/file.h"
@@ -115,23 +118,84 @@ static int remove_below(struct removal *r, int dir_fd, int depth)
     return rc;
 }
 
-int box_remove_tree(const char *path, struct lh_error *err)
+/* Everything in it, but not the directory. */
+static int empty_dir(int top, struct lh_error *err)
 {
-    lh_autoclose int top = open_dir(AT_FDCWD, path);
     struct removal r = {.top = top, .err = err};
     struct stat st;
     int rc = 0;
 
-    if (top < 0)
-        return errno == ENOENT ? 0 : lh_fail_errno(err, errno, "%s", path);
     if (fstat(top, &st) < 0)
-        return lh_fail_errno(err, errno, "%s", path);
+        return lh_fail_errno(err, errno, "a directory");
     r.device = st.st_dev;
     for (unsigned before = ~0U; rc == 0 && r.moved != before;) { /* DEPTH levels of each a round */
         before = r.moved;
         rc = remove_below(&r, open_dir(top, "."), 1);
     }
+    return rc;
+}
+
+int box_remove_tree(const char *path, struct lh_error *err)
+{
+    lh_autoclose int top = open_dir(AT_FDCWD, path);
+    int rc = 0;
+
+    if (top < 0)
+        return errno == ENOENT ? 0 : lh_fail_errno(err, errno, "%s", path);
+    rc = empty_dir(top, err);
     if (rc == 0 && rmdir(path) < 0 && errno != ENOENT)
         rc = lh_fail_errno(err, errno, "%s", path);
     return rc < 0 ? lh_wrap(err, "removing %s", path) : 0;
+}
+
+/* ---- a directory for the next box ---- */
+
+/* What overlay notes on its upper directory; false when something else is there. */
+static bool remove_notes(int fd)
+{
+    char names[1024];
+    ssize_t n = flistxattr(fd, names, sizeof names);
+
+    for (const char *x = names; n >= 0 && x < names + n; x += strlen(x) + 1)
+        if (strncmp(x, "trusted.overlay.", 16) != 0 || fremovexattr(fd, x) < 0)
+            return false;
+    return n >= 0;
+}
+
+/* The upper directory is the root of the sandbox, whose owner could change what belongs to it; the
+ * work directory was out of reach. */
+static bool is_as_made(int upper, int work)
+{
+    struct stat u, w;
+    int u_flags = 0, w_flags = 0;
+
+    if (fstat(upper, &u) < 0 || fstat(work, &w) < 0)
+        return false;
+    ioctl(upper, FS_IOC_GETFLAGS, &u_flags); /* some file systems have none */
+    ioctl(work, FS_IOC_GETFLAGS, &w_flags);
+    return u.st_uid == w.st_uid && u.st_gid == w.st_gid && u.st_mode == w.st_mode &&
+           u.st_size == w.st_size && u.st_nlink == w.st_nlink && u_flags == w_flags;
+}
+
+static bool holds_only(int dir, const char *a, const char *b)
+{
+    lh_autoclosedir DIR *d = fdopendir(open_dir(dir, "."));
+    bool only = d;
+
+    for (const struct dirent *e; only && (e = readdir(d));)
+        only = is_dot(e->d_name) || strcmp(e->d_name, a) == 0 || strcmp(e->d_name, b) == 0;
+    return only;
+}
+
+bool box_reset_dir(const char *path)
+{
+    char names[2][32];
+
+    box_upper_names(0, names[0], names[1]);
+    lh_autoclose int dir = open_dir(AT_FDCWD, path);
+    lh_autoclose int upper = dir < 0 ? -1 : open_dir(dir, names[0]);
+    lh_autoclose int work = upper < 0 ? -1 : open_dir(dir, names[1]);
+
+    return work >= 0 && holds_only(dir, names[0], names[1]) && remove_notes(upper) &&
+           empty_dir(upper, NULL) == 0 && empty_dir(work, NULL) == 0 && is_as_made(upper, work);
 }

@@ -186,7 +186,7 @@ static int audit_sandboxes(struct daemon *d, struct auditing *a, struct lh_error
         lh_autofree char *dir = sandbox_dir(d, list[i]->id);
         if (!dir)
             r = lh_fail_errno(err, ENOMEM, "audit");
-        else if (!list[i]->busy && !list[i]->gone && stat(dir, &st) < 0)
+        else if (!list[i]->busy && !list[i]->gone && !list[i]->transient && stat(dir, &st) < 0)
             problemf(a, "sandbox %s has no directory", list[i]->id);
         sandbox_unref(d, list[i]);
     }
