@@ -79,14 +79,12 @@ struct kv_op {
 struct kv_lanes {
     struct kv_op *ops[KV_LANE_CLASSES]; /* by arrival */
     struct kv_rate load, spill;         /* bytes a second, of the busy time */
-    double busy;                     /* share of the last seconds in which the store was at work */
-    uint64_t staging_limit, staging; /* bytes */
-    uint64_t quantum;                /* bytes: the piece that flows take turns with */
+    uint64_t staging_limit, staging;    /* bytes */
+    uint64_t quantum;                   /* bytes: the piece that flows take turns with */
     uint64_t in_flight;
     uint64_t owed; /* bytes that spills may take before the next load */
     double clock[KV_LANE_CLASSES];
-    int64_t last_us; /* end of the last piece, or start of the first after a rest */
-    int64_t busy_us, looked_us;
+    int64_t last_us;  /* end of the last piece, or start of the first after a rest */
     double latency_s; /* least of a piece, of the present and the last 10 s */
     double latency_next_s;
     int64_t latency_us;
@@ -116,7 +114,8 @@ void kv_lanes_remove(struct kv_lanes *l, struct kv_op *op);
 struct kv_op *kv_lanes_overdue(struct kv_lanes *l, int64_t now_us);
 /* Seconds until a load (or spill) added now would begin. */
 double kv_lanes_wait_s(const struct kv_lanes *l, bool spill);
-double kv_lanes_busy(struct kv_lanes *l, int64_t now_us);
+/* Seconds until the rest of a load that was added has come. */
+double kv_lanes_left_s(const struct kv_lanes *l, const struct kv_op *op);
 
 /* ---- loop C: load, compute, or both (kvstore/flow/choice.c) ---- */
 
@@ -124,12 +123,14 @@ double kv_lanes_busy(struct kv_lanes *l, int64_t now_us);
 struct kv_case {
     unsigned unit_tokens;
     size_t block_bytes, state_bytes;
-    size_t have;           /* units on the device (a spill: in the store already) */
-    size_t stored;         /* units the store has (a spill: would have), ending at a state */
-    unsigned floor_tokens; /* fewer are never loaded */
-    double compute_wait_s; /* prompts that go first */
-    double left_s;         /* until its deadline; 0 = none */
-    double reuse;          /* of a spill: expected times it is read before its version ends */
+    size_t have;                 /* units on the device (a spill: in the store already) */
+    size_t stored;               /* units the store has (a spill: would have), ending at a state */
+    unsigned floor_tokens;       /* fewer are never loaded */
+    double load_wait_s;          /* kv_lanes_wait_s() for a new load */
+    double compute_wait_s;       /* prompts that go first */
+    unsigned loading, computing; /* others that wait for the store, and for passes */
+    double left_s;               /* until its deadline; 0 = none */
+    double reuse;                /* of a spill: expected times it is read before its version ends */
 };
 
 struct kv_plan {
@@ -139,13 +140,20 @@ struct kv_plan {
     double plan_s;            /* of this plan */
 };
 
-/* The split at which computing the front and loading the tail end together (Cake, ICML 2025); a
- * hybrid model needs no state before the end, so its one state is loaded with the tail.  Pure
- * loading or computing is taken when the split gains less than a tenth of it. */
+/* A plan computes the tokens before `split` and loads the rest while it does (Cake, ICML 2025); a
+ * hybrid model needs no state before the end, so its one state comes with the tail.  The cheapest
+ * split is taken, where a plan costs
+ *     max(T_load, T_compute) + S x loading + C x computing:
+ * the time of this sequence, and what its S seconds of the store and its C seconds of passes cost
+ * those that wait for either.  The lengths of the two queues are the prices of the two machines:
+ * with nobody else both ways end together, and in a crowd both are kept busy, the front, whose
+ * tokens look back at little, being computed and the tail loaded.  (Choosing by T alone was tried:
+ * it computes whenever the store's queue is a moment longer, and lost 10 % at 8 GB/s.)  Loading or
+ * computing alone is taken when the best split gains less than a tenth of it. */
 struct kv_plan kv_choose_restore(const struct kv_case *k, const struct kv_lanes *l,
                                  const struct kv_compute *c);
-/* Spill iff   reuse x (seconds saved)  >  price x (bytes / spill rate),
- * the price being the store's busy share + its spill wait / 0.5 s: an idle store costs nothing.
+/* Spill iff   reuse x computing x (seconds of passes saved)  >  price x (bytes / spill rate),
+ * the price being `loading` + spill wait / 0.5 s: a store that nobody waits for costs nothing.
  * Saved is what the best split of the part saves of computing it: C - C L / (C + L) = C^2 / (C +
  * L). */
 struct kv_plan kv_choose_spill(const struct kv_case *k, const struct kv_lanes *l,

@@ -16,7 +16,7 @@ static double load_seconds(const struct kv_case *k, const struct kv_lanes *l, si
 {
     double bytes = tail_bytes(k, from);
 
-    return bytes && l->load.per_s > 0 ? kv_lanes_wait_s(l, false) + bytes / l->load.per_s : 0;
+    return bytes && l->load.per_s > 0 ? k->load_wait_s + bytes / l->load.per_s : 0;
 }
 
 static double compute_seconds(const struct kv_case *k, const struct kv_compute *c, size_t to)
@@ -28,14 +28,26 @@ static double compute_seconds(const struct kv_case *k, const struct kv_compute *
                         : 0;
 }
 
-/* Computing to x takes longer, loading from x less, the further x is: they meet once. */
-static size_t meeting(const struct kv_case *k, const struct kv_lanes *l, const struct kv_compute *c)
+/* What a plan costs everybody: its own time, and what others wait meanwhile. */
+static double cost(const struct kv_case *k, const struct kv_lanes *l, const struct kv_compute *c,
+                   size_t x)
 {
-    size_t low = k->have, high = k->stored;
+    double load = load_seconds(k, l, x), compute = compute_seconds(k, c, x);
+    double device = l->load.per_s > 0 ? tail_bytes(k, x) / l->load.per_s : 0;
+    double engine = compute > 0 ? compute - k->compute_wait_s : 0;
+
+    return fmax(load, compute) + device * k->loading + engine * k->computing;
+}
+
+/* The cost is convex in x as long as something is loaded. */
+static size_t cheapest_split(const struct kv_case *k, const struct kv_lanes *l,
+                             const struct kv_compute *c)
+{
+    size_t low = k->have, high = k->stored - 1;
 
     while (low < high) {
         size_t mid = low + (high - low) / 2;
-        if (compute_seconds(k, c, mid + 1) < load_seconds(k, l, mid + 1))
+        if (cost(k, l, c, mid + 1) < cost(k, l, c, mid))
             low = mid + 1;
         else
             high = mid;
@@ -51,17 +63,17 @@ static struct kv_plan plan_of(enum kv_decision d, size_t split, double seconds)
 static struct kv_plan best(const struct kv_case *k, const struct kv_lanes *l,
                            const struct kv_compute *c)
 {
-    double load = load_seconds(k, l, k->have), compute = compute_seconds(k, c, k->stored);
+    double load = cost(k, l, c, k->have), compute = cost(k, l, c, k->stored);
+    size_t x = cheapest_split(k, l, c);
     struct kv_plan p = load <= compute ? plan_of(KV_RESTORE_LOAD, k->have, load)
                                        : plan_of(KV_RESTORE_COMPUTE, k->stored, compute);
-    size_t x = meeting(k, l, c);
-    double both = fmax(load_seconds(k, l, x), compute_seconds(k, c, x));
 
     if (x > k->have && (k->stored - x) * k->unit_tokens > k->floor_tokens &&
-        both < WORTH_SPLITTING * p.plan_s)
-        p = plan_of(KV_RESTORE_SPLIT, x, both);
+        cost(k, l, c, x) < WORTH_SPLITTING * p.plan_s)
+        p = plan_of(KV_RESTORE_SPLIT, x, 0);
+    p.plan_s = fmax(load_seconds(k, l, p.split), compute_seconds(k, c, p.split));
     if (k->left_s > 0 && p.split < k->stored && p.plan_s > k->left_s)
-        p = plan_of(KV_RESTORE_LATE, k->stored, compute);
+        p = plan_of(KV_RESTORE_LATE, k->stored, compute_seconds(k, c, k->stored));
     return p;
 }
 
@@ -89,14 +101,14 @@ struct kv_plan kv_choose_spill(const struct kv_case *k, const struct kv_lanes *l
     double load = l->load.per_s > 0 ? (k->have ? blocks : bytes) / l->load.per_s : 0;
     double compute = kv_compute_seconds(c, (double)k->have * unit, (double)k->stored * unit);
     double saved = compute > 0 ? compute * compute / (compute + load) : 0;
-    double cost = l->spill.per_s > 0 ? bytes / l->spill.per_s : 0;
-    double price = l->busy + kv_lanes_wait_s(l, true) / SPILL_PATIENCE_S;
+    double write = l->spill.per_s > 0 ? bytes / l->spill.per_s : 0;
+    double price = k->loading + kv_lanes_wait_s(l, true) / SPILL_PATIENCE_S;
     struct kv_plan p = {.decision = KV_SPILL_WORTH, .load_s = load, .compute_s = compute};
 
-    p.plan_s = cost;
+    p.plan_s = write;
     if (k->reuse <= 0)
         p.decision = KV_SPILL_DYING;
-    else if (kv_compute_known(c) && k->reuse * saved <= price * cost)
+    else if (kv_compute_known(c) && k->reuse * saved * fmax(k->computing, 1) <= price * write)
         p.decision = KV_SPILL_WORTHLESS;
     return p;
 }

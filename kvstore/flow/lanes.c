@@ -8,13 +8,12 @@
 
 static const double SPILL_SHARE = 0.15, HEADROOM = 1.25;
 static const double AGE_S = 5; /* waited so long, a load goes by age alone */
-static const double BUSY_S = 5, LATENCY_S = 10;
+static const double LATENCY_S = 10;
 
 void kv_lanes_init(struct kv_lanes *l, uint64_t staging_limit, uint64_t quantum, int64_t now_us)
 {
     *l = (struct kv_lanes){.staging_limit = staging_limit,
                            .quantum = quantum ? quantum : KV_QUANTUM_BYTES,
-                           .looked_us = now_us,
                            .latency_us = now_us};
 }
 
@@ -172,17 +171,6 @@ static uint64_t flight_limit(const struct kv_lanes *l)
     return enough > (double)(2 * l->quantum) ? (uint64_t)enough : 2 * l->quantum;
 }
 
-/* Busy share, as of now: called before every change of in_flight. */
-static void note_time(struct kv_lanes *l, int64_t now_us)
-{
-    double dt = (double)(now_us - l->looked_us) * 1e-6;
-
-    if (dt <= 0)
-        return;
-    l->busy += (1 - exp(-dt / BUSY_S)) * ((l->in_flight ? 1 : 0) - l->busy);
-    l->looked_us = now_us;
-}
-
 struct kv_op *kv_lanes_next(struct kv_lanes *l, int64_t now_us, uint64_t *bytes)
 {
     if (l->in_flight && l->in_flight + l->quantum > flight_limit(l))
@@ -191,7 +179,6 @@ struct kv_op *kv_lanes_next(struct kv_lanes *l, int64_t now_us, uint64_t *bytes)
     if (!op)
         return NULL;
     *bytes = op->whole || op->bytes < l->quantum ? op->bytes : l->quantum;
-    note_time(l, now_us);
     if (!l->in_flight)
         l->last_us = now_us;
     if (op->class == KV_LANE_SPILL)
@@ -227,7 +214,6 @@ void kv_lanes_done(struct kv_lanes *l, struct kv_op *op, uint64_t bytes, int64_t
     struct kv_rate *rate = op->class == KV_LANE_SPILL ? &l->spill : &l->load;
     int64_t from = l->last_us > began_us ? l->last_us : began_us;
 
-    note_time(l, now_us);
     op->in_flight -= bytes;
     l->in_flight -= bytes;
     if (moved) {
@@ -282,8 +268,24 @@ double kv_lanes_wait_s(const struct kv_lanes *l, bool spill)
     return rate > 0 ? bytes / rate : 0;
 }
 
-double kv_lanes_busy(struct kv_lanes *l, int64_t now_us)
+/* Bytes of another load that move before the last one of `op`: those that have begun take turns
+ * with one that has begun; for one that has not, they and the older ones go before. */
+static double bytes_before(const struct kv_op *other, const struct kv_op *op)
 {
-    note_time(l, now_us);
-    return l->busy;
+    double theirs = (double)(other->bytes + other->in_flight);
+    double own = (double)(op->bytes + op->in_flight);
+
+    if (op->active)
+        return !other->active ? 0 : theirs < own ? theirs : own;
+    return other->active || other->queued_us <= op->queued_us ? theirs : 0;
+}
+
+double kv_lanes_left_s(const struct kv_lanes *l, const struct kv_op *op)
+{
+    double bytes = (double)(op->bytes + op->in_flight);
+
+    for (const struct kv_op *o = l->ops[op->class]; o; o = o->next)
+        if (o != op)
+            bytes += bytes_before(o, op);
+    return l->load.per_s > 0 ? bytes / l->load.per_s : 0;
 }

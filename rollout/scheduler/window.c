@@ -2,7 +2,7 @@
 
 static const double DECREASE = 0.8;
 static const double FORECAST_HIGH = 0.95, FORECAST_LOW = 0.85; /* share of the KV budget */
-static const double LOAD_WAIT_MAX_MS = 2000, LOAD_WAIT_LOW_MS = 250;
+static const double LOAD_WAIT_MAX_MS = 10000, LOAD_WAIT_LOW_MS = 1250;
 
 static double clamp(double x, double low, double high)
 {

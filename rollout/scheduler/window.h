@@ -7,9 +7,11 @@
  *   grow    +max(1, W/32)  when work is queued, the forecast is below 0.85 and loads wait less than
  *                 LOAD_WAIT_LOW_MS; doubling instead while in slow start;
  *   hold    otherwise.
- * At most one change a period, a period being about one turn: the effect of a change is not visible
- * earlier.  After a weight change everybody prefills again at once; the window then restarts from
- * what fits (budget / mean length) and leaves slow start at its first decrease.
+ * The marks of the load wait were found with tests/bench/sim: 2 s and 250 ms, as first proposed,
+ * made the window flap, because one restore of a million tokens alone takes longer. At most one
+ * change a period, a period being about one turn: the effect of a change is not visible earlier.
+ * After a weight change everybody prefills again at once; the window then restarts from what fits
+ * (budget / mean length) and leaves slow start at its first decrease.
  *
  * A pure function of its inputs, so it is tested on synthetic signals. */
 #ifndef ROLLOUT_SCHEDULER_WINDOW_H

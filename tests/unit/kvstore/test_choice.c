@@ -20,13 +20,12 @@ static struct kv_compute engine(double slowness)
     return c;
 }
 
-static struct kv_lanes store(double bytes_per_s, double busy)
+static struct kv_lanes store(double bytes_per_s)
 {
     struct kv_lanes l;
 
     kv_lanes_init(&l, 1ull << 40, 0, 0);
     l.load.per_s = l.spill.per_s = bytes_per_s;
-    l.busy = busy;
     return l;
 }
 
@@ -75,7 +74,7 @@ Test(rates, passes_of_one_length_keep_the_ratio)
 Test(choice, the_sooner_way_is_taken)
 {
     struct kv_compute c = engine(1);
-    struct kv_lanes slow = store(1e7, 0), fast = store(1e11, 0);
+    struct kv_lanes slow = store(1e7), fast = store(1e11);
 
     cr_assert(eq(int, kv_choose_restore(&prefix, &slow, &c).decision, KV_RESTORE_COMPUTE));
     cr_assert(eq(int, kv_choose_restore(&prefix, &fast, &c).decision, KV_RESTORE_LOAD));
@@ -84,7 +83,7 @@ Test(choice, the_sooner_way_is_taken)
 Test(choice, between_them_both_ways_end_together)
 {
     struct kv_compute c = engine(1);
-    struct kv_lanes l = store(0.6e9, 0);
+    struct kv_lanes l = store(0.6e9);
     struct kv_plan p = kv_choose_restore(&prefix, &l, &c);
     double tail = (double)(128 - p.split) * 512 * 8064 + 43417600;
 
@@ -98,7 +97,7 @@ Test(choice, between_them_both_ways_end_together)
 Test(choice, a_queue_before_one_way_moves_the_split)
 {
     struct kv_compute c = engine(1);
-    struct kv_lanes l = store(0.6e9, 0);
+    struct kv_lanes l = store(0.6e9);
     struct kv_case k = prefix;
     struct kv_op queued = {.class = KV_LANE_LOAD, .flow = 1, .bytes = 100000000};
     size_t even = kv_choose_restore(&k, &l, &c).split;
@@ -107,13 +106,14 @@ Test(choice, a_queue_before_one_way_moves_the_split)
     cr_assert(lt(sz, kv_choose_restore(&k, &l, &c).split, even));
     k.compute_wait_s = 0;
     kv_lanes_add(&l, &queued, 0);
+    k.load_wait_s = kv_lanes_wait_s(&l, false);
     cr_assert(gt(sz, kv_choose_restore(&k, &l, &c).split, even));
 }
 
 Test(choice, what_is_unknown_is_tried_and_what_is_short_is_not)
 {
     struct kv_compute c = engine(1), nothing;
-    struct kv_lanes l = store(0, 0), fast = store(1e11, 0);
+    struct kv_lanes l = store(0), fast = store(1e11);
     struct kv_case k = prefix;
 
     kv_compute_init(&nothing, 4096);
@@ -129,23 +129,40 @@ Test(choice, what_is_unknown_is_tried_and_what_is_short_is_not)
 Test(choice, a_load_that_would_be_late_is_computed)
 {
     struct kv_compute c = engine(30);
-    struct kv_lanes l = store(1e8, 0);
+    struct kv_lanes l = store(1e8);
     struct kv_case k = prefix;
 
     k.left_s = 1;
     cr_assert(eq(int, kv_choose_restore(&k, &l, &c).decision, KV_RESTORE_LATE));
 }
 
+Test(choice, the_longer_queue_is_spared)
+{
+    struct kv_compute c = engine(1);
+    struct kv_lanes l = store(0.6e9);
+    struct kv_case k = prefix;
+    size_t alone = kv_choose_restore(&k, &l, &c).split;
+
+    k.computing = 20;
+    cr_assert(eq(int, kv_choose_restore(&k, &l, &c).decision, KV_RESTORE_LOAD));
+    k.loading = 20;
+    k.computing = 2;
+    cr_assert(gt(sz, kv_choose_restore(&k, &l, &c).split, alone));
+}
+
 Test(choice, a_spill_pays_for_a_busy_store)
 {
     struct kv_compute c = engine(1);
-    struct kv_lanes idle = store(0.5e9, 0), busy = store(0.5e9, 1), fast = store(8e9, 1);
+    struct kv_lanes l = store(0.5e9), fast = store(8e9);
     struct kv_case k = prefix, turn = prefix;
 
     turn.have = 124; /* four units more than are stored: little to save, a whole state to write */
-    cr_assert(eq(int, kv_choose_spill(&turn, &idle, &c).decision, KV_SPILL_WORTH));
-    cr_assert(eq(int, kv_choose_spill(&turn, &busy, &c).decision, KV_SPILL_WORTHLESS));
+    cr_assert(eq(int, kv_choose_spill(&turn, &l, &c).decision, KV_SPILL_WORTH));
+    turn.loading = 1;
+    cr_assert(eq(int, kv_choose_spill(&turn, &l, &c).decision, KV_SPILL_WORTHLESS));
     cr_assert(eq(int, kv_choose_spill(&turn, &fast, &c).decision, KV_SPILL_WORTH));
+    turn.computing = 20;
+    cr_assert(eq(int, kv_choose_spill(&turn, &l, &c).decision, KV_SPILL_WORTH));
     k.reuse = 0;
-    cr_assert(eq(int, kv_choose_spill(&k, &idle, &c).decision, KV_SPILL_DYING));
+    cr_assert(eq(int, kv_choose_spill(&k, &l, &c).decision, KV_SPILL_DYING));
 }

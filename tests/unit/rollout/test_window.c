@@ -32,7 +32,7 @@ Test(window, each_sign_of_trouble_shrinks_it)
 
     trouble[0].preemptions = 1;
     trouble[1].forecast = 0.96;
-    trouble[2].load_wait_ms = 2001;
+    trouble[2].load_wait_ms = 10001;
     for (size_t i = 0; i < 3; i++) {
         struct window w;
         window_init(&w, 100);
@@ -65,7 +65,7 @@ Test(window, holds_between_the_marks_and_within_a_period)
     s.forecast = 0.9;
     window_update(&w, &s, 100, 100);
     s = calm;
-    s.load_wait_ms = 300;
+    s.load_wait_ms = 1300;
     window_update(&w, &s, 100, 200);
     s = calm;
     s.queued = 0;
