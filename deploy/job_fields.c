@@ -52,6 +52,11 @@ const struct job_field job_fields[] = {
         "memory tier, bytes"),
     NUM("kvstore", KvStore, max_inflight_bytes, JOB_BYTES, 65536, 64 * GIB, "16MiB",
         "loads and spills of one worker under way, bytes"),
+    NUM("kvstore", KvStore, disk_bytes, JOB_BYTES, 0, 65536 * GIB, "0",
+        "disk tier's file, bytes; 0 = none, else at least 16MiB"),
+    TEXT("kvstore", KvStore, disk_path, JOB_PATH, "",
+         "that file; empty = kv.disk in the job directory"),
+    TEXT("kvstore", KvStore, eviction, JOB_STRING, "value", "value, lru or s3-fifo"),
 
     NUM("warm_start", WarmStart, steps, JOB_U32, 0, 1e6, "0", "behaviour cloning steps, 0 = none"),
     NUM("warm_start", WarmStart, batch_sequences, JOB_U32, 1, 4096, "64", "demonstrations a step"),

@@ -20,6 +20,9 @@ cli_command cli_stat, cli_ls, cli_verify;
 Longhaul__Kv__V1__Reply *cli_call(struct cli *c, const Longhaul__Kv__V1__Request *q,
                                   struct lh_error *err);
 
+/* A reply whose `stat` is set, or NULL. */
+Longhaul__Kv__V1__Reply *cli_ask_stat(struct cli *c, struct lh_error *err);
+
 /* Calls `each` for every root (root == NULL) or every object of one, page by page. */
 typedef int cli_each(void *ctx, const Longhaul__Kv__V1__Entry *e, struct lh_error *err);
 int cli_list(struct cli *c, const ProtobufCBinaryData *root, cli_each *each, void *ctx,

@@ -37,7 +37,7 @@ static json_t *fields_of(const ProtobufCMessage *m)
     return o;
 }
 
-int cli_stat(struct cli *c, struct lh_error *err)
+Longhaul__Kv__V1__Reply *cli_ask_stat(struct cli *c, struct lh_error *err)
 {
     Longhaul__Kv__V1__StatRequest stat = LONGHAUL__KV__V1__STAT_REQUEST__INIT;
     Request q = LONGHAUL__KV__V1__REQUEST__INIT;
@@ -45,11 +45,16 @@ int cli_stat(struct cli *c, struct lh_error *err)
     q.body_case = LONGHAUL__KV__V1__REQUEST__BODY_STAT;
     q.stat = &stat;
     lh_automsg(Longhaul__Kv__V1__Reply) r = cli_call(c, &q, err);
-    if (!r)
-        return err->code;
-    if (r->body_case != LONGHAUL__KV__V1__REPLY__BODY_STAT)
-        return lh_fail(err, LH_INTERNAL, "kvstored did not answer STAT");
-    return cli_print_object(c, fields_of(&r->stat->base), err);
+    if (r && r->body_case != LONGHAUL__KV__V1__REPLY__BODY_STAT)
+        return lh_fail(err, LH_INTERNAL, "kvstored did not answer STAT"), NULL;
+    return r ? lh_steal(&r) : NULL;
+}
+
+int cli_stat(struct cli *c, struct lh_error *err)
+{
+    lh_automsg(Longhaul__Kv__V1__Reply) r = cli_ask_stat(c, err);
+
+    return r ? cli_print_object(c, fields_of(&r->stat->base), err) : err->code;
 }
 
 static int list_page(struct cli *c, const ProtobufCBinaryData *root, uint64_t *after,

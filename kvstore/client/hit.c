@@ -35,6 +35,7 @@ static Reply *ask(struct kv_client *c, const struct kv_key *chain, size_t n, siz
     lookup.chain.data = (uint8_t *)chain->bytes;
     lookup.at_least = (uint32_t)at_least;
     lookup.trajectory = (char *)(trajectory ? trajectory : "");
+    lookup.deadline_ms = (uint32_t)c->options.timeout_ms / 4 * 3 + 1; /* to be here in time */
     q.body_case = LONGHAUL__KV__V1__REQUEST__BODY_LOOKUP;
     q.lookup = &lookup;
     return kv_client_call(c, &q, visit, deadline, err);

@@ -7,6 +7,8 @@
 
 LH_LOG_COMPONENT("kvstored");
 
+enum { PINS_MAX = 60000 }; /* of a node; the rest of 16 bits is for I/O and waiting lookups */
+
 struct kv_grant *kv_grant_new(struct kv_call *c, enum kv_direction d, struct kv_root *root,
                               struct kv_node *at, uint64_t bytes, int deadline_ms,
                               struct lh_error *err)
@@ -17,6 +19,10 @@ struct kv_grant *kv_grant_new(struct kv_call *c, enum kv_direction d, struct kv_
     if (p->n_grants >= KV_MAX_GRANTS)
         return lh_fail(err, LH_RESOURCE_EXHAUSTED, "%s has %u open leases and tickets", p->name,
                        p->n_grants),
+               NULL;
+    if (at && at->pins >= PINS_MAX)
+        return lh_fail(err, LH_RESOURCE_EXHAUSTED, "unit %u is in use %u times", at->unit,
+                       at->pins),
                NULL;
     struct kv_grant *g = calloc(1, sizeof *g);
     if (!g)
@@ -56,10 +62,10 @@ void kv_grant_end(struct kv_service *s, struct kv_peer *p, struct kv_grant *g, b
     p->n_grants--;
     while (g->pending) {
         struct kv_node *n = g->pending;
-        g->pending = n->next;
+        g->pending = kv_at(&s->index, n->next);
         kv_node_discard(&s->index, n);
     }
-    kv_pages_give(&s->pages, &g->state);
+    kv_object_free(&s->index, g->root, KV_STATE, &g->state, KV_MEMORY);
     if (g->at)
         kv_node_unpin(&s->index, g->at);
     kv_flow_end(&s->flow, &p->share, g->direction, g->bytes, g->began_us, lh_now_us(), done);
@@ -68,6 +74,7 @@ void kv_grant_end(struct kv_service *s, struct kv_peer *p, struct kv_grant *g, b
 
 void kv_service_forget(struct kv_service *s, struct kv_peer *peer)
 {
+    kv_wait_end(s, peer);
     while (peer->grants)
         kv_grant_end(s, peer, peer->grants, false);
 }

@@ -1,4 +1,6 @@
-/* LOOKUP and RELEASE. */
+/* LOOKUP and RELEASE.  A hit of which something is on disk alone is read first: the request waits
+ * with its units pinned, and is answered when they are in memory, or at its deadline with what is.
+ */
 #include "kvstore/daemon/request.h"
 #include "proto/log.h"
 
@@ -6,6 +8,8 @@ LH_LOG_COMPONENT("kvstored");
 
 typedef Longhaul__Kv__V1__LookupRequest LookupRequest;
 typedef Longhaul__Kv__V1__LookupReply LookupReply;
+
+enum { WAIT_MS = 500 }; /* for the disk, when the client does not say */
 
 static int begin_reply(struct kv_call *c, LookupReply **r)
 {
@@ -28,9 +32,9 @@ static int list_blocks(struct kv_call *c, const struct kv_node *hit, uint32_t fr
     if (!r->blocks || !r->block_crc32c)
         return lh_fail(err, LH_RESOURCE_EXHAUSTED, "out of memory");
     r->n_blocks = r->n_block_crc32c = n;
-    for (const struct kv_node *at = hit; n--; at = at->parent) {
-        r->blocks[n] = at->block.page * page;
-        r->block_crc32c[n] = at->block.crc32c;
+    for (const struct kv_node *at = hit; n--; at = kv_parent(&c->service->index, at)) {
+        r->blocks[n] = (at->parts[KV_BLOCK].at[KV_MEMORY] - 1) * page;
+        r->block_crc32c[n] = at->parts[KV_BLOCK].crc32c;
     }
     return 0;
 }
@@ -38,34 +42,41 @@ static int list_blocks(struct kv_call *c, const struct kv_node *hit, uint32_t fr
 static int fill_hit(struct kv_call *c, struct kv_node *hit, uint32_t from, LookupReply *r,
                     struct lh_error *err)
 {
-    r->units = hit->unit + 1;
-    r->state = hit->state.page * (uint64_t)c->service->segment.page_bytes;
-    r->state_crc32c = hit->state.crc32c;
-    return hit->root->geometry.block_bytes ? list_blocks(c, hit, from, r, err) : 0;
+    const struct kv_geometry *g = &kv_root_of(&c->service->index, hit)->geometry;
+    const struct kv_object *state = &hit->parts[KV_STATE];
+
+    r->units = hit->unit + 1u;
+    if (g->state_bytes)
+        r->state = (state->at[KV_MEMORY] - 1) * (uint64_t)c->service->segment.page_bytes;
+    r->state_crc32c = state->crc32c;
+    return g->block_bytes ? list_blocks(c, hit, from, r, err) : 0;
 }
 
-static uint64_t hit_bytes(const struct kv_node *hit, uint32_t from)
+static uint64_t hit_bytes(const struct kv_index *ix, const struct kv_node *hit, uint32_t from)
 {
-    const struct kv_geometry *g = &hit->root->geometry;
+    const struct kv_geometry *g = &kv_root_of(ix, hit)->geometry;
 
-    return (uint64_t)(hit->unit + 1 - from) * g->block_bytes + g->state_bytes;
+    return (uint64_t)(hit->unit + 1u - from) * g->block_bytes + g->state_bytes;
 }
 
 static int grant_hit(struct kv_call *c, struct kv_node *hit, uint32_t from, LookupReply *r,
                      struct lh_error *err)
 {
     struct kv_service *s = c->service;
-    uint64_t bytes = hit_bytes(hit, from);
+    uint64_t bytes = hit_bytes(&s->index, hit, from);
 
     if (!kv_flow_admits(&s->flow, &c->peer->share, KV_LOAD, bytes))
         return kv_refuse(c, KV_INFLIGHT, bytes, err);
     int e = fill_hit(c, hit, from, r, err);
     if (e < 0)
         return e;
-    struct kv_grant *g = kv_grant_new(c, KV_LOAD, hit->root, hit, bytes, KV_LEASE_MS, err);
+    struct kv_grant *g =
+        kv_grant_new(c, KV_LOAD, kv_root_of(&s->index, hit), hit, bytes, KV_LEASE_MS, err);
     if (!g)
         return err->code;
     kv_node_touch(&s->index, hit);
+    for (struct kv_node *n = hit; n && n->unit >= from; n = kv_parent(&s->index, n))
+        kv_node_read(&s->index, n);
     g->from = from;
     r->lease = g->id;
     r->queue_wait_ms = g->wait_ms;
@@ -75,27 +86,135 @@ static int grant_hit(struct kv_call *c, struct kv_node *hit, uint32_t from, Look
     return 0;
 }
 
+/* ---- waiting for the disk ---- */
+
+static void pin_path(struct kv_index *ix, struct kv_node *hit, uint32_t from)
+{
+    for (struct kv_node *n = hit; n && n->unit >= from; n = kv_parent(ix, n))
+        kv_node_pin(ix, n);
+}
+
+static void begin_wait(struct kv_call *c, struct kv_node *hit, uint32_t from, int64_t deadline_us)
+{
+    c->peer->wait = (struct kv_wait){.hit = hit, .from = from, .deadline_us = deadline_us};
+    pin_path(&c->service->index, hit, from);
+}
+
+/* From the hit upwards: a parent that has died waits for its children. */
+void kv_wait_end(struct kv_service *s, struct kv_peer *p)
+{
+    struct kv_wait w = p->wait;
+
+    p->wait = (struct kv_wait){0};
+    for (struct kv_node *n = w.hit, *parent; n; n = parent) {
+        parent = n->unit > w.from ? kv_parent(&s->index, n) : NULL;
+        kv_node_unpin(&s->index, n);
+    }
+}
+
+/* The longest boundary up to which nothing is missing in memory. */
+static struct kv_node *loaded_boundary(struct kv_index *ix, struct kv_node *hit, uint32_t from)
+{
+    struct kv_node *best = NULL;
+
+    for (struct kv_node *n = hit; n && n->unit >= from; n = kv_parent(ix, n)) {
+        if (n->phase != KV_VISIBLE ||
+            (n->parts[KV_BLOCK].at[KV_DISK] && !n->parts[KV_BLOCK].at[KV_MEMORY]))
+            best = NULL;
+        else if (!best && kv_node_is_boundary(ix, n) && kv_exchange_is_loaded(ix, n, n->unit))
+            best = n;
+    }
+    return best;
+}
+
+struct lookup {
+    struct kv_key key;
+    const struct kv_key *chain;
+    size_t n;
+    uint32_t at_least;
+    LookupReply *reply;
+};
+
+static struct kv_node *match(struct kv_call *c, const struct lookup *l)
+{
+    const struct kv_root *root = kv_root_find(&c->service->index, &l->key);
+
+    return root ? kv_node_match(&c->service->index, root, l->chain, l->n, l->at_least) : NULL;
+}
+
+static int answer_with(struct kv_call *c, const struct lookup *l, struct kv_node *hit,
+                       struct lh_error *err)
+{
+    int r = hit ? grant_hit(c, hit, l->at_least, l->reply, err) : 0;
+
+    kv_wait_end(c->service, c->peer);
+    return r;
+}
+
+/* What died while it was read is looked up anew: what is left of it is shorter every time. */
+static int go_on(struct kv_call *c, const struct lookup *l, struct lh_error *err)
+{
+    struct kv_service *s = c->service;
+    struct kv_wait *w = &c->peer->wait;
+    enum kv_load load = KV_LOADED;
+
+    while (w->hit) {
+        if (w->hit->phase == KV_VISIBLE && !kv_root_of(&s->index, w->hit)->retired) {
+            load = kv_exchange_load(&s->exchange, w->hit, w->from, c->now_us);
+            break;
+        }
+        int64_t deadline_us = w->deadline_us;
+        kv_wait_end(s, c->peer);
+        struct kv_node *hit = match(c, l);
+        if (hit)
+            begin_wait(c, hit, l->at_least, deadline_us);
+    }
+    if (load == KV_LOADED)
+        return answer_with(c, l, w->hit, err);
+    if (load == KV_LOADING && c->now_us < w->deadline_us) {
+        c->later = true;
+        return 0;
+    }
+    s->count.late++;
+    return answer_with(c, l, loaded_boundary(&s->index, w->hit, w->from), err);
+}
+
+static int check_lookup(const LookupRequest *q, struct lookup *l, struct lh_error *err)
+{
+    int r = kv_check_key(&q->root, "root", &l->key, err);
+
+    if (r == 0)
+        r = kv_check_chain(&q->chain, &l->chain, &l->n, err);
+    if (r == 0)
+        r = kv_check_text(q->trajectory, KV_TRAJECTORY_MAX, "trajectory", err);
+    if (r == 0 && q->deadline_ms > KV_TICKET_MAX_MS)
+        return lh_fail(err, LH_INVALID_ARGUMENT, "deadline_ms is %u, at most %d", q->deadline_ms,
+                       KV_TICKET_MAX_MS);
+    l->at_least = q->at_least;
+    return r;
+}
+
 int kv_handle_lookup(struct kv_call *c, struct lh_error *err)
 {
     const LookupRequest *q = c->request->lookup;
-    struct kv_index *ix = &c->service->index;
-    const struct kv_key *chain;
-    struct kv_key key;
-    LookupReply *reply;
-    size_t n;
-    int r = kv_check_key(&q->root, "root", &key, err);
+    struct kv_service *s = c->service;
+    struct lookup l;
+    int r = check_lookup(q, &l, err);
 
-    if (r == 0)
-        r = kv_check_chain(&q->chain, &chain, &n, err);
-    if (r == 0)
-        r = kv_check_text(q->trajectory, KV_TRAJECTORY_MAX, "trajectory", err);
     if (r < 0)
         return r;
-    const struct kv_root *root = kv_root_find(ix, &key);
-    struct kv_node *hit = root ? kv_node_match(ix, root, chain, n, q->at_least) : NULL;
-    c->service->count.lookups++;
-    begin_reply(c, &reply);
-    return hit ? grant_hit(c, hit, q->at_least, reply, err) : 0;
+    begin_reply(c, &l.reply);
+    if (c->peer->wait.hit)
+        return go_on(c, &l, err);
+    struct kv_node *hit = match(c, &l);
+    s->count.lookups++;
+    if (!hit)
+        return 0;
+    if (!s->has_disk || kv_exchange_is_loaded(&s->index, hit, l.at_least))
+        return grant_hit(c, hit, l.at_least, l.reply, err);
+    uint32_t wait_ms = q->deadline_ms ? q->deadline_ms : WAIT_MS;
+    begin_wait(c, hit, l.at_least, c->now_us + wait_ms * INT64_C(1000));
+    return go_on(c, &l, err);
 }
 
 /* Which of the leased objects is corrupt is not known here, and reading them all would stall
@@ -106,7 +225,7 @@ static void drop_leased(struct kv_service *s, const struct kv_grant *g)
     struct kv_node *top = g->at;
 
     while (top->unit > g->from)
-        top = top->parent;
+        top = kv_parent(&s->index, top);
     if (top->phase == KV_VISIBLE && !g->root->retired)
         kv_node_drop(&s->index, top);
 }

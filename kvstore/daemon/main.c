@@ -70,15 +70,20 @@ static int open_signals(struct lh_error *err)
     return fd < 0 ? lh_fail_errno(err, errno, "signalfd") : fd;
 }
 
-static int serve(const Longhaul__Job__V1__KvStore *options, const char *path, int stop_fd,
-                 struct lh_error *err)
+static int serve(const Longhaul__Job__V1__KvStore *options, const char *path, const char *disk,
+                 int stop_fd, struct lh_error *err)
 {
     struct kv_service service;
     lh_autoclose int listen_fd = ipc_listen(path, err);
 
     if (listen_fd < 0)
         return listen_fd;
-    int r = kv_service_init(&service, options->memory_bytes, options->max_inflight_bytes, err);
+    struct kv_service_options o = {.memory_bytes = options->memory_bytes,
+                                   .max_inflight_bytes = options->max_inflight_bytes,
+                                   .disk_path = options->disk_bytes ? disk : NULL,
+                                   .disk_bytes = options->disk_bytes,
+                                   .eviction = *options->eviction ? options->eviction : NULL};
+    int r = kv_service_init(&service, &o, err);
     if (r == 0) {
         lh_info("serving", "socket=%s bytes=%llu page=%u huge=%d", path,
                 (unsigned long long)service.segment.bytes, service.segment.page_bytes,
@@ -94,8 +99,9 @@ static int run(const char *dir, struct lh_error *err)
 {
     lh_autofree char *run_dir = lh_format("%s/run", dir);
     lh_autofree char *path = lh_format("%s/run/kv.sock", dir);
+    lh_autofree char *own_disk = lh_format("%s/kv.disk", dir);
 
-    if (!run_dir || !path)
+    if (!run_dir || !path || !own_disk)
         return lh_fail_errno(err, ENOMEM, "starting");
     lh_automsg(Longhaul__Job__V1__Job) job = read_job(dir, err);
     if (!job)
@@ -104,7 +110,10 @@ static int run(const char *dir, struct lh_error *err)
     if (r < 0)
         return r;
     lh_autoclose int stop_fd = open_signals(err);
-    return stop_fd < 0 ? stop_fd : serve(job->kvstore, path, stop_fd, err);
+    if (stop_fd < 0)
+        return stop_fd;
+    const char *disk = *job->kvstore->disk_path ? job->kvstore->disk_path : own_disk;
+    return serve(job->kvstore, path, disk, stop_fd, err);
 }
 
 int main(int argc, char **argv)
@@ -116,6 +125,7 @@ int main(int argc, char **argv)
     const char *dir = NULL;
     struct lh_error err = {0};
 
+    signal(SIGXFSZ, SIG_IGN); /* a limit on file sizes is a full disk, not an end */
     argp_err_exit_status = LH_EXIT_USAGE;
     argp_parse(&argp, argc, argv, 0, NULL, &dir);
     if (!lh_follow_supervisor(SIGTERM))

@@ -18,11 +18,6 @@ struct put {
     uint64_t bytes;       /* to be granted */
 };
 
-static uint32_t pages_of(const struct kv_service *s, uint32_t bytes)
-{
-    return (uint32_t)(((uint64_t)bytes + s->segment.page_bytes - 1) / s->segment.page_bytes);
-}
-
 static int check_put(struct kv_call *c, const PutRequest *q, struct put *p, struct lh_error *err)
 {
     struct kv_key root;
@@ -64,24 +59,38 @@ static int find_place(struct kv_call *c, const PutRequest *q, struct put *p, str
             return kv_refuse(c, KV_PARENT, 0, err);
     }
     const struct kv_geometry *g = &p->root->geometry;
-    p->state = g->state_bytes && !(p->skip == p->n && p->at->state.pages);
+    p->state = g->state_bytes && !(p->skip == p->n && kv_object_exists(&p->at->parts[KV_STATE]));
     p->bytes = (p->n - p->skip) * (uint64_t)g->block_bytes + (p->state ? g->state_bytes : 0);
     return 0;
 }
 
+static bool grant_object(struct kv_service *s, const struct kv_root *root, enum kv_part part,
+                         struct kv_object *o)
+{
+    uint32_t page;
+
+    if (!kv_room_take(&s->index, root, part, KV_MEMORY, &page))
+        return false;
+    o->at[KV_MEMORY] = page + 1;
+    return true;
+}
+
 static bool grant_blocks(struct kv_service *s, const struct put *p, struct kv_grant *g)
 {
-    uint32_t pages = pages_of(s, p->root->geometry.block_bytes);
-    struct kv_node **tail = &g->pending;
+    struct kv_node *tail = NULL;
 
     for (size_t i = p->skip; i < p->n; i++) {
         struct kv_node *n = kv_room_node(&s->index, p->root, &p->chain[i], p->first + (uint32_t)i);
         if (!n)
             return false;
-        *tail = n;
-        tail = &n->next;
+        if (tail)
+            tail->next = kv_ref_of(&s->index, n);
+        else
+            g->pending = n;
+        tail = n;
         g->n_pending++;
-        if (pages && !kv_room_take(&s->index, pages, KV_BOTTOM, &n->block))
+        if (p->root->geometry.block_bytes &&
+            !grant_object(s, p->root, KV_BLOCK, &n->parts[KV_BLOCK]))
             return false;
     }
     return true;
@@ -89,10 +98,8 @@ static bool grant_blocks(struct kv_service *s, const struct put *p, struct kv_gr
 
 static bool grant_pages(struct kv_service *s, const struct put *p, struct kv_grant *g)
 {
-    if (p->bytes > s->segment.bytes || !grant_blocks(s, p, g))
-        return false;
-    return !p->state ||
-           kv_room_take(&s->index, pages_of(s, p->root->geometry.state_bytes), KV_TOP, &g->state);
+    return p->bytes <= s->segment.bytes && grant_blocks(s, p, g) &&
+           (!p->state || grant_object(s, p->root, KV_STATE, &g->state));
 }
 
 static int fill_put(struct kv_call *c, const struct put *p, const struct kv_grant *g,
@@ -109,14 +116,14 @@ static int fill_put(struct kv_call *c, const struct put *p, const struct kv_gran
         return 0;
     r->ticket = g->id;
     r->state_granted = p->state;
-    r->state = g->state.page * page;
+    r->state = p->state ? (g->state.at[KV_MEMORY] - 1) * page : 0;
     if (!p->root->geometry.block_bytes)
         return 0;
     r->blocks = kv_reply_alloc(c->reply, g->n_pending, sizeof *r->blocks);
     if (g->n_pending && !r->blocks)
         return lh_fail(err, LH_RESOURCE_EXHAUSTED, "out of memory");
-    for (const struct kv_node *n = g->pending; n; n = n->next)
-        r->blocks[r->n_blocks++] = n->block.page * page;
+    for (const struct kv_node *n = g->pending; n; n = kv_at(&c->service->index, n->next))
+        r->blocks[r->n_blocks++] = (n->parts[KV_BLOCK].at[KV_MEMORY] - 1) * page;
     return 0;
 }
 
@@ -146,25 +153,34 @@ int kv_handle_put(struct kv_call *c, struct lh_error *err)
     return r;
 }
 
-/* Another client may have stored the same units meanwhile: theirs stay, ours go back. */
-static struct kv_node *link_pending(struct kv_index *ix, struct kv_grant *g, const uint32_t *crc)
+static void offer(struct kv_service *s, struct kv_node *n)
 {
+    if (s->has_disk)
+        kv_exchange_offer(&s->exchange, n);
+}
+
+/* Another client may have stored the same units meanwhile: theirs stay, ours go back. */
+static struct kv_node *link_pending(struct kv_service *s, struct kv_grant *g, const uint32_t *crc)
+{
+    struct kv_index *ix = &s->index;
     struct kv_node *parent = g->at;
 
     for (struct kv_node *n; (n = g->pending);) {
         struct kv_node *there = kv_node_find(ix, g->root, &n->hash);
-        if (there && (there->parent != parent || there->unit != n->unit)) {
+        if (there && (kv_parent(ix, there) != parent || there->unit != n->unit)) {
             if (parent)
                 kv_index_settle(ix, parent);
             return NULL;
         }
-        g->pending = n->next;
-        if (n->block.pages)
-            n->block.crc32c = *crc++;
-        if (there)
+        g->pending = kv_at(ix, n->next);
+        if (n->parts[KV_BLOCK].at[KV_MEMORY])
+            n->parts[KV_BLOCK].crc32c = *crc++;
+        if (there) {
             kv_node_discard(ix, n);
-        else
+        } else {
             kv_node_link(ix, n, parent);
+            offer(s, n);
+        }
         parent = there ? there : n;
     }
     return parent;
@@ -176,13 +192,14 @@ static bool commit(struct kv_service *s, struct kv_grant *g, const CommitRequest
 
     if (g->root->retired || (g->at && g->at->phase != KV_VISIBLE))
         return false;
-    struct kv_node *last = link_pending(ix, g, q->block_crc32c);
+    struct kv_node *last = link_pending(s, g, q->block_crc32c);
     if (!last)
         return false;
-    if (g->state.pages && !last->state.pages) {
+    if (g->state.at[KV_MEMORY] && !kv_object_exists(&last->parts[KV_STATE])) {
         g->state.crc32c = q->state_crc32c;
         kv_node_set_state(ix, last, &g->state);
-        g->state = (struct kv_extent){0};
+        g->state = (struct kv_object){0};
+        offer(s, last);
     }
     kv_node_touch(ix, last);
     s->count.puts++;

@@ -23,6 +23,29 @@ static void stat_flow(const struct kv_service *s, int64_t now_us, Longhaul__Kv__
     r->refused = r->refused_full + r->refused_inflight + r->refused_parent;
 }
 
+static void stat_disk(const struct kv_service *s, Longhaul__Kv__V1__StatReply *r)
+{
+    const struct kv_disk *d = &s->disk;
+    const struct kv_exchange *x = &s->exchange;
+
+    r->late = s->count.late;
+    if (!s->has_disk)
+        return;
+    r->disk_path = s->disk.path;
+    r->disk_capacity_bytes = (uint64_t)d->pages.n * d->page_bytes;
+    r->disk_used_bytes = (uint64_t)d->pages.used * d->page_bytes;
+    r->disk_stored = x->stored;
+    r->disk_stored_bytes = x->stored_bytes;
+    r->disk_loaded = x->loaded;
+    r->disk_loaded_bytes = x->loaded_bytes;
+    r->disk_read_errors = d->read_errors;
+    r->disk_write_errors = d->write_errors;
+    r->disk_stalls = d->stalls;
+    r->disk_stalled = d->stalled;
+    r->disk_waiting = x->n;
+    r->left_memory = s->index.left_memory;
+}
+
 static void stat_index(const struct kv_service *s, Longhaul__Kv__V1__StatReply *r)
 {
     const struct kv_index *ix = &s->index;
@@ -59,6 +82,7 @@ int kv_handle_stat(struct kv_call *c, struct lh_error *err)
     r->expired = n->expired;
     r->retired = n->retired;
     stat_index(s, r);
+    stat_disk(s, r);
     stat_flow(s, c->now_us, r);
     return 0;
 }
@@ -68,7 +92,7 @@ struct page {
     ListReply *reply;
     struct slot {
         Entry entry;
-        Extent extent;
+        Extent memory, disk;
     } * slots;
     size_t limit;
     int64_t now_us;
@@ -98,29 +122,41 @@ static void list_roots(const struct kv_service *s, struct page *p)
         for (const struct kv_root *r = lists[i]; r && p->reply->n_entries < p->limit; r = r->next) {
             Entry *e = add_entry(p, r, r->used);
             e->objects = r->objects;
-            e->bytes = r->pages * s->segment.page_bytes;
+            e->bytes = r->bytes;
         }
 }
 
-static void list_object(const struct kv_service *s, struct page *p, const struct kv_node *n,
-                        Longhaul__Kv__V1__Part part)
+static Extent *fill_extent(Extent *x, uint64_t offset, uint32_t bytes, const struct kv_object *o)
 {
-    bool block = part == LONGHAUL__KV__V1__PART__PART_BLOCK;
-    const struct kv_extent *at = block ? &n->block : &n->state;
-    const struct kv_geometry *g = &n->root->geometry;
-
-    if (!at->pages)
-        return;
-    Extent *x = &p->slots[p->reply->n_entries].extent;
-    Entry *e = add_entry(p, n->root, n->used);
     *x = (Extent)LONGHAUL__KV__V1__EXTENT__INIT;
-    x->offset = at->page * (uint64_t)s->segment.page_bytes;
-    x->bytes = block ? g->block_bytes : g->state_bytes;
-    x->crc32c = at->crc32c;
-    e->extent = x;
-    e->part = part;
+    x->offset = offset;
+    x->bytes = bytes;
+    x->crc32c = o->crc32c;
+    return x;
+}
+
+static void list_object(const struct kv_service *s, struct page *p, const struct kv_node *n,
+                        enum kv_part part)
+{
+    const struct kv_object *at = &n->parts[part];
+    const struct kv_root *root = kv_root_of(&s->index, n);
+    uint32_t bytes = part == KV_BLOCK ? root->geometry.block_bytes : root->geometry.state_bytes;
+    uint64_t memory_page = s->segment.page_bytes;
+
+    if (!kv_object_exists(at))
+        return;
+    struct slot *slot = &p->slots[p->reply->n_entries];
+    Entry *e = add_entry(p, root, n->rank);
+    if (at->at[KV_MEMORY])
+        e->extent = fill_extent(&slot->memory, (at->at[KV_MEMORY] - 1) * memory_page, bytes, at);
+    if (at->at[KV_DISK])
+        e->disk = fill_extent(
+            &slot->disk, s->disk.data_at + (at->at[KV_DISK] - 1) * (uint64_t)s->disk.page_bytes,
+            bytes, at);
+    e->part =
+        part == KV_BLOCK ? LONGHAUL__KV__V1__PART__PART_BLOCK : LONGHAUL__KV__V1__PART__PART_STATE;
     e->unit = n->unit;
-    e->bytes = (uint64_t)at->pages * s->segment.page_bytes;
+    e->bytes = bytes;
     e->hash.data = (uint8_t *)n->hash.bytes;
     e->hash.len = sizeof n->hash.bytes;
 }
@@ -135,10 +171,10 @@ static void list_objects(const struct kv_service *s, struct page *p, const struc
 
     for (; after < ix->touched && after < end && p->reply->n_entries + 2 <= p->limit; after++) {
         const struct kv_node *n = &ix->nodes[after];
-        if (n->phase != KV_VISIBLE || n->root != root)
+        if (n->phase != KV_VISIBLE || n->root != root->slot)
             continue;
-        list_object(s, p, n, LONGHAUL__KV__V1__PART__PART_BLOCK);
-        list_object(s, p, n, LONGHAUL__KV__V1__PART__PART_STATE);
+        list_object(s, p, n, KV_BLOCK);
+        list_object(s, p, n, KV_STATE);
     }
     p->reply->next = after < ix->touched ? after : 0;
 }

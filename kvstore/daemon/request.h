@@ -11,6 +11,7 @@ struct kv_call {
     const Longhaul__Kv__V1__Request *request;
     struct kv_reply *reply;
     int64_t now_us;
+    bool later; /* no reply yet */
 };
 
 typedef int kv_handler(struct kv_call *c, struct lh_error *err);
@@ -20,6 +21,8 @@ kv_handler kv_handle_stat, kv_handle_list;      /* report.c */
 
 /* Zeroed and freed with the reply; NULL when memory is out. */
 void *kv_reply_alloc(struct kv_reply *r, size_t n, size_t size);
+
+void kv_service_page_bytes(const struct kv_service *s, uint32_t page_bytes[KV_TIERS]);
 
 int kv_check_key(const ProtobufCBinaryData *field, const char *what, struct kv_key *key,
                  struct lh_error *err);
@@ -36,6 +39,8 @@ struct kv_grant *kv_grant_new(struct kv_call *c, enum kv_direction d, struct kv_
 struct kv_grant *kv_grant_find(struct kv_peer *p, uint64_t id);
 /* Gives back pages and pins.  `done`: the bytes were copied and the time counts. */
 void kv_grant_end(struct kv_service *s, struct kv_peer *p, struct kv_grant *g, bool done);
+/* Ends a lookup that waits, if one does. */
+void kv_wait_end(struct kv_service *s, struct kv_peer *p);
 /* Counts a refusal and says why. */
 int kv_refuse(struct kv_call *c, enum kv_refusal why, uint64_t bytes, struct lh_error *err);
 

@@ -12,11 +12,12 @@
 
 LH_LOG_COMPONENT("kvstored");
 
-enum { STOP, LISTEN, FIRST_CLIENT, IDLE_MS = 1000, EXPIRE_MS = 100 };
+enum { STOP, LISTEN, DISK, FIRST_CLIENT, IDLE_MS = 1000, EXPIRE_MS = 100 };
 
 struct client {
     int fd;
     struct kv_peer peer;
+    Longhaul__Kv__V1__Request *waiting; /* for the disk; no other is taken until it is answered */
 };
 
 struct server {
@@ -35,6 +36,7 @@ static void remove_client(struct server *s, unsigned i)
     lh_info("client-gone", "client=%s pid=%d grants=%u", c->peer.name, c->peer.pid,
             c->peer.n_grants);
     kv_service_forget(s->service, &c->peer);
+    lh_message_free(c->waiting ? &c->waiting->base : NULL);
     close(c->fd);
     free(c);
     s->clients[i] = s->clients[--s->n];
@@ -73,16 +75,21 @@ static void accept_clients(struct server *s)
     }
 }
 
-static int answer(struct server *s, struct client *c, const Longhaul__Kv__V1__Request *request,
+/* A request that waits is kept, and is answered when it comes through here again. */
+static int answer(struct server *s, struct client *c, Longhaul__Kv__V1__Request *request,
                   struct lh_error *err)
 {
     struct kv_reply reply;
     bool ready = c->peer.ready;
 
-    kv_service_handle(s->service, &c->peer, request, &reply);
+    c->waiting = request;
+    if (!kv_service_handle(s->service, &c->peer, request, &reply))
+        return 0;
     int r =
         ipc_send(c->fd, &reply.message.base, &s->service->segment.fd, reply.with_segment, 0, err);
     kv_reply_finish(&reply);
+    c->waiting = NULL;
+    lh_message_free(&request->base);
     if (c->peer.ready && !ready)
         lh_info("client", "client=%s pid=%d", c->peer.name, c->peer.pid);
     return r;
@@ -92,9 +99,10 @@ static int answer(struct server *s, struct client *c, const Longhaul__Kv__V1__Re
  * finds room; a client whose reply does not is broken and goes. */
 static int serve(struct server *s, struct client *c, struct lh_error *err)
 {
-    lh_automsg(Longhaul__Kv__V1__Request) request =
+    if (c->waiting) /* only its end can have been polled */
+        return lh_fail(err, LH_UNAVAILABLE, "the client is gone");
+    Longhaul__Kv__V1__Request *request =
         (void *)ipc_recv(c->fd, &longhaul__kv__v1__request__descriptor, NULL, NULL, 0, err);
-
     if (!request)
         return err->code == LH_DEADLINE_EXCEEDED ? 0 : err->code;
     return answer(s, c, request, err);
@@ -114,6 +122,16 @@ static void serve_clients(struct server *s, unsigned polled)
     }
 }
 
+/* After the disk has got on, or time has. */
+static void serve_waiting(struct server *s)
+{
+    struct lh_error err;
+
+    for (unsigned i = s->n; i-- > 0;)
+        if (s->clients[i]->waiting && answer(s, s->clients[i], s->clients[i]->waiting, &err) < 0)
+            remove_client(s, i);
+}
+
 static void expire(struct server *s)
 {
     int64_t now_us = lh_now_us();
@@ -130,15 +148,16 @@ static int timeout_of(const struct server *s, bool work)
     if (work)
         return 0;
     for (unsigned i = 0; i < s->n; i++)
-        if (s->clients[i]->peer.n_grants)
+        if (s->clients[i]->peer.n_grants || s->clients[i]->waiting)
             return EXPIRE_MS;
-    return IDLE_MS;
+    return s->service->disk.n_stale ? KV_DISK_FLUSH_MS : IDLE_MS;
 }
 
 static int wait_for_requests(struct server *s, int timeout, struct lh_error *err)
 {
     for (unsigned i = 0; i < s->n; i++)
-        s->polls[FIRST_CLIENT + i] = (struct pollfd){.fd = s->clients[i]->fd, .events = POLLIN};
+        s->polls[FIRST_CLIENT + i] =
+            (struct pollfd){.fd = s->clients[i]->fd, .events = s->clients[i]->waiting ? 0 : POLLIN};
     s->polls[LISTEN] = ipc_listener_poll(&s->listener);
     timeout = ipc_listener_timeout(&s->listener, timeout);
     if (poll(s->polls, FIRST_CLIENT + s->n, timeout) >= 0)
@@ -146,6 +165,14 @@ static int wait_for_requests(struct server *s, int timeout, struct lh_error *err
     for (unsigned i = 0; i < FIRST_CLIENT + s->n; i++)
         s->polls[i].revents = 0;
     return errno == EINTR ? 0 : lh_fail_errno(err, errno, "poll");
+}
+
+static void clear(int event_fd)
+{
+    uint64_t count;
+
+    if (read(event_fd, &count, sizeof count) < 0 && errno != EAGAIN)
+        lh_warn("disk-event", "errno=%d", errno);
 }
 
 static int loop(struct server *s, struct lh_error *err)
@@ -162,7 +189,10 @@ static int loop(struct server *s, struct lh_error *err)
         if (s->polls[LISTEN].revents)
             accept_clients(s);
         expire(s);
+        if (s->polls[DISK].revents)
+            clear(s->polls[DISK].fd);
         work = kv_service_work(s->service);
+        serve_waiting(s);
     }
 }
 
@@ -174,6 +204,7 @@ int kv_server_run(struct kv_service *service, int listen_fd, int stop_fd, struct
         return lh_fail_errno(err, ENOMEM, "server");
     s->service = service;
     s->polls[STOP] = (struct pollfd){.fd = stop_fd, .events = POLLIN};
+    s->polls[DISK] = (struct pollfd){.fd = service->disk.event_fd, .events = POLLIN};
     s->listener.fd = listen_fd;
     int r = loop(s, err);
     while (s->n)

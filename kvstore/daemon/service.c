@@ -1,9 +1,12 @@
 #include "kvstore/daemon/service.h"
 
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #include "kvstore/daemon/request.h"
+#include "kvstore/index/policy.h"
 #include "proto/clock.h"
 #include "proto/log.h"
 
@@ -11,19 +14,84 @@ LH_LOG_COMPONENT("kvstored");
 
 enum { RECLAIM_NODES = 512 }; /* of one piece of background work: some ten microseconds */
 
-int kv_service_init(struct kv_service *s, uint64_t memory_bytes, uint64_t max_inflight_bytes,
-                    struct lh_error *err)
+static int map_memory(struct kv_service *s, struct lh_error *err)
 {
-    *s = (struct kv_service){.segment.fd = -1};
-    if (!max_inflight_bytes)
+    s->memory = mmap(NULL, s->segment.bytes, PROT_READ | PROT_WRITE, MAP_SHARED, s->segment.fd, 0);
+    if (s->memory != MAP_FAILED)
+        return 0;
+    s->memory = NULL;
+    return lh_fail_errno(err, errno, "mapping the segment");
+}
+
+/* A tier that cannot be had is no reason not to serve. */
+static int open_disk(struct kv_service *s, const struct kv_service_options *o, struct lh_error *err)
+{
+    struct lh_error why = {0};
+
+    if (!o->disk_path)
+        return 0;
+    int r = kv_disk_open(&s->disk, o->disk_path, o->disk_bytes, &why);
+    if (r == LH_INVALID_ARGUMENT)
+        return lh_fail(err, r, "%s", why.message);
+    s->has_disk = r == 0;
+    if (r < 0)
+        lh_warn("no-disk-tier", "%s", why.message);
+    return s->has_disk ? map_memory(s, err) : 0;
+}
+
+void kv_service_page_bytes(const struct kv_service *s, uint32_t page_bytes[KV_TIERS])
+{
+    page_bytes[KV_MEMORY] = s->segment.page_bytes;
+    page_bytes[KV_DISK] = s->has_disk ? s->disk.page_bytes : 0;
+}
+
+/* A file whose index cannot be read back is begun anew by the slots that will be written. */
+static int start_disk(struct kv_service *s, struct lh_error *err)
+{
+    uint32_t page_bytes[KV_TIERS];
+    struct kv_recovery found;
+
+    s->index.disk = &s->disk;
+    kv_service_page_bytes(s, page_bytes);
+    int r = kv_disk_recover(&s->disk, &s->index, page_bytes, &found, err);
+    if (r < 0)
+        return r;
+    lh_info("disk-tier", "bytes=%llu page=%u recovered=%llu damaged=%llu",
+            (unsigned long long)s->disk.file_bytes, s->disk.page_bytes,
+            (unsigned long long)found.objects, (unsigned long long)found.damaged);
+    return kv_exchange_init(&s->exchange, &s->index, &s->disk, s->memory, s->segment.page_bytes,
+                            err);
+}
+
+static int choose_policy(struct kv_service *s, const char *name, struct lh_error *err)
+{
+    const struct kv_policy *p = name ? kv_policy_find(name) : kv_policy_default();
+
+    if (!p)
+        return lh_fail(err, LH_INVALID_ARGUMENT, "kvstore.eviction is \"%s\"", name);
+    s->index.policy = p;
+    return 0;
+}
+
+int kv_service_init(struct kv_service *s, const struct kv_service_options *o, struct lh_error *err)
+{
+    *s = (struct kv_service){.segment.fd = -1,
+                             .disk = {.fd = -1, .event_fd = -1, .ring.ring_fd = -1}};
+    if (!o->max_inflight_bytes)
         return lh_fail(err, LH_INVALID_ARGUMENT, "kvstore.max_inflight_bytes is 0");
-    s->flow.limit = max_inflight_bytes;
-    int r = kv_segment_create(&s->segment, memory_bytes, err);
+    s->flow.limit = o->max_inflight_bytes;
+    int r = kv_segment_create(&s->segment, o->memory_bytes, err);
     if (r < 0)
         return r;
     r = kv_pages_init(&s->pages, (uint32_t)(s->segment.bytes / s->segment.page_bytes), err);
     if (r == 0)
-        r = kv_index_init(&s->index, &s->pages, err);
+        r = open_disk(s, o, err);
+    if (r == 0)
+        r = kv_index_init(&s->index, &s->pages, s->has_disk ? &s->disk.pages : NULL, err);
+    if (r == 0)
+        r = choose_policy(s, o->eviction, err);
+    if (r == 0 && s->has_disk)
+        r = start_disk(s, err);
     if (r < 0)
         kv_service_finish(s);
     return r;
@@ -31,14 +99,22 @@ int kv_service_init(struct kv_service *s, uint64_t memory_bytes, uint64_t max_in
 
 void kv_service_finish(struct kv_service *s)
 {
+    kv_exchange_finish(&s->exchange);
     kv_index_finish(&s->index);
+    kv_disk_close(&s->disk);
     kv_pages_finish(&s->pages);
+    if (s->memory)
+        munmap(s->memory, s->segment.bytes);
     kv_segment_finish(&s->segment);
 }
 
 bool kv_service_work(struct kv_service *s)
 {
-    return kv_root_reclaimable(&s->index) && kv_root_reclaim(&s->index, RECLAIM_NODES);
+    bool more = kv_root_reclaimable(&s->index) && kv_root_reclaim(&s->index, RECLAIM_NODES);
+
+    if (s->has_disk)
+        kv_exchange_work(&s->exchange, lh_now_us());
+    return more;
 }
 
 void *kv_reply_alloc(struct kv_reply *r, size_t n, size_t size)
@@ -139,8 +215,14 @@ static int handle_open_root(struct kv_call *c, struct lh_error *err)
                        "a block of %u and a state of %u bytes exceed the store's %llu; raise "
                        "kvstore.memory_bytes",
                        g.block_bytes, g.state_bytes, (unsigned long long)capacity);
-    if (!kv_root_open(&c->service->index, &key, &g, q->policy_step, err))
+    uint32_t page_bytes[KV_TIERS];
+    kv_service_page_bytes(c->service, page_bytes);
+    struct kv_root *root =
+        kv_root_open(&c->service->index, &key, &g, q->policy_step, page_bytes, err);
+    if (!root)
         return err->code;
+    if (c->service->has_disk)
+        kv_disk_root_changed(&c->service->disk, root->slot);
     return 0;
 }
 
@@ -158,6 +240,8 @@ static int handle_retire(struct kv_call *c, struct lh_error *err)
             return r;
     }
     unsigned n = kv_root_retire_others(&c->service->index, keep, q->n_keep);
+    for (uint32_t i = 0; n && c->service->has_disk && i < KV_ROOT_SLOTS; i++)
+        kv_disk_root_changed(&c->service->disk, i);
     c->service->count.retired += n;
     lh_debug("retired", "roots=%u by=%s", n, c->peer->name);
     return 0;
@@ -193,19 +277,21 @@ static int dispatch(struct kv_call *c, struct lh_error *err)
     return r;
 }
 
-void kv_service_handle(struct kv_service *s, struct kv_peer *peer,
+bool kv_service_handle(struct kv_service *s, struct kv_peer *peer,
                        const Longhaul__Kv__V1__Request *request, struct kv_reply *reply)
 {
     *reply = (struct kv_reply){.message = LONGHAUL__KV__V1__REPLY__INIT};
     struct kv_call c = {
         .service = s, .peer = peer, .request = request, .reply = reply, .now_us = lh_now_us()};
 
-    if (dispatch(&c, &reply->error) == 0)
-        return;
+    int r = dispatch(&c, &reply->error);
+    if (c.later || r == 0)
+        return !c.later;
     Longhaul__Kv__V1__Failure *f = &reply->body.failure;
     *f = (Longhaul__Kv__V1__Failure)LONGHAUL__KV__V1__FAILURE__INIT;
     f->code = reply->error.code;
     f->message = reply->error.message;
     reply->message.body_case = LONGHAUL__KV__V1__REPLY__BODY_FAILURE;
     reply->message.failure = f;
+    return true;
 }

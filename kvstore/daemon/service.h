@@ -17,8 +17,17 @@
 #include "kvstore/flow/flow.h"
 #include "kvstore/index/index.h"
 #include "kvstore/protocol.h"
+#include "kvstore/tier/disk.h"
+#include "kvstore/tier/exchange.h"
 #include "kvstore/tier/segment.h"
 #include "longhaul/kv/v1/kv.pb-c.h"
+
+/* A lookup whose hit is being read from disk.  Units from..hit are pinned. */
+struct kv_wait {
+    struct kv_node *hit; /* NULL = none */
+    uint32_t from;
+    int64_t deadline_us;
+};
 
 struct kv_peer {
     char name[KV_NAME_MAX + 1];
@@ -27,6 +36,7 @@ struct kv_peer {
     unsigned n_grants;
     struct kv_grant *grants;
     struct kv_share share;
+    struct kv_wait wait;
 };
 
 struct kv_grant {
@@ -35,7 +45,7 @@ struct kv_grant {
     struct kv_root *root;
     struct kv_node *at;      /* pinned: the hit, or what a put continues; NULL: a put from unit 0 */
     struct kv_node *pending; /* of a ticket, ascending units */
-    struct kv_extent state;  /* of a ticket */
+    struct kv_object state;  /* of a ticket */
     uint32_t n_pending, from; /* from: first unit of a lease */
     uint64_t bytes;
     double wait_ms; /* that lay before it when it began */
@@ -45,20 +55,32 @@ struct kv_grant {
 
 struct kv_counters {
     uint64_t puts, put_bytes, lookups, hits, hit_units, loaded_bytes, corrupt, expired, retired;
+    uint64_t late; /* lookups that did not get all that was on disk */
 };
 
 struct kv_service {
     struct kv_segment segment;
+    uint8_t *memory; /* the segment, mapped when there is a disk to write it to */
     struct kv_pages pages;
     struct kv_index index;
+    struct kv_disk disk;
+    struct kv_exchange exchange;
+    bool has_disk;
     struct kv_flow flow;
     struct kv_counters count;
     uint64_t next_id;
     unsigned clients; /* kept by whoever accepts them */
 };
 
-int kv_service_init(struct kv_service *s, uint64_t memory_bytes, uint64_t max_inflight_bytes,
-                    struct lh_error *err);
+struct kv_service_options {
+    uint64_t memory_bytes, max_inflight_bytes;
+    const char *disk_path; /* NULL = no disk tier */
+    uint64_t disk_bytes;
+    const char *eviction; /* name of a policy (index/policy.h); NULL = the default */
+};
+
+/* A disk that has no room, or is in use, leaves the store with its memory alone, and a warning. */
+int kv_service_init(struct kv_service *s, const struct kv_service_options *o, struct lh_error *err);
 void kv_service_finish(struct kv_service *s);
 
 /* A reply owns what its message points to. */
@@ -80,8 +102,10 @@ struct kv_reply {
     bool with_segment; /* the segment's fd goes along */
 };
 
-/* Always leaves a reply, to be finished. */
-void kv_service_handle(struct kv_service *s, struct kv_peer *peer,
+/* True: there is a reply, to be finished.  False: the request waits for the disk; the caller keeps
+ * it, takes no other from this peer, and comes again with it after kv_service_work(), until there
+ * is a reply. */
+bool kv_service_handle(struct kv_service *s, struct kv_peer *peer,
                        const Longhaul__Kv__V1__Request *request, struct kv_reply *reply);
 void kv_reply_finish(struct kv_reply *r);
 
@@ -89,7 +113,8 @@ void kv_reply_finish(struct kv_reply *r);
 void kv_service_forget(struct kv_service *s, struct kv_peer *peer);
 /* Ends grants past their deadline. */
 void kv_service_expire(struct kv_service *s, struct kv_peer *peer, int64_t now_us);
-/* A bounded piece of background work; true while there is more. */
+/* A bounded piece of background work, to be done whenever disk.event_fd is readable and after
+ * requests; true while there is more to do at once. */
 bool kv_service_work(struct kv_service *s);
 
 #endif

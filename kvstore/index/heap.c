@@ -1,64 +1,84 @@
 #include "kvstore/index/heap.h"
 
-#include <errno.h>
 #include <stdlib.h>
 
 #include "kvstore/index/index.h"
 
-int kv_heap_init(struct kv_heap *h, uint32_t room, struct lh_error *err)
-{
-    *h = (struct kv_heap){.at = calloc(room, sizeof *h->at)};
-    return h->at ? 0 : lh_fail_errno(err, ENOMEM, "eviction order of %u entries", room);
-}
+enum { FIRST_ROOM = 64 };
 
 void kv_heap_finish(struct kv_heap *h)
 {
     free(h->at);
+    *h = (struct kv_heap){0};
 }
 
-static void place(struct kv_heap *h, uint32_t i, struct kv_node *n)
+static uint64_t key(const struct kv_heap *h, const struct kv_node *n)
 {
-    h->at[i] = n;
-    n->heap_at = i;
+    return h->place && n->probation ? 0 : n->rank;
 }
 
-static void sift_up(struct kv_heap *h, uint32_t i, struct kv_node *n)
+static struct kv_node *node(const struct kv_index *ix, const struct kv_heap *h, uint32_t i)
+{
+    return &ix->nodes[h->at[i]];
+}
+
+static void place(struct kv_index *ix, struct kv_heap *h, uint32_t i, struct kv_node *n)
+{
+    h->at[i] = kv_ref_of(ix, n);
+    n->place[h->place] = i;
+}
+
+static void sift_up(struct kv_index *ix, struct kv_heap *h, uint32_t i, struct kv_node *n)
 {
     for (; i; i = (i - 1) / 2) {
-        struct kv_node *up = h->at[(i - 1) / 2];
-        if (up->used <= n->used)
+        struct kv_node *up = node(ix, h, (i - 1) / 2);
+        if (key(h, up) <= key(h, n))
             break;
-        place(h, i, up);
+        place(ix, h, i, up);
     }
-    place(h, i, n);
+    place(ix, h, i, n);
 }
 
-static void sift_down(struct kv_heap *h, uint32_t i, struct kv_node *n)
+static void sift_down(struct kv_index *ix, struct kv_heap *h, uint32_t i, struct kv_node *n)
 {
     for (;;) {
         uint32_t c = 2 * i + 1;
-        if (c + 1 < h->n && h->at[c + 1]->used < h->at[c]->used)
+        if (c + 1 < h->n && key(h, node(ix, h, c + 1)) < key(h, node(ix, h, c)))
             c++;
-        if (c >= h->n || n->used <= h->at[c]->used)
+        if (c >= h->n || key(h, n) <= key(h, node(ix, h, c)))
             break;
-        place(h, i, h->at[c]);
+        place(ix, h, i, node(ix, h, c));
         i = c;
     }
-    place(h, i, n);
+    place(ix, h, i, n);
 }
 
-void kv_heap_add(struct kv_heap *h, struct kv_node *n)
+bool kv_heap_add(struct kv_index *ix, struct kv_heap *h, struct kv_node *n)
 {
-    sift_up(h, h->n++, n);
+    if (h->n == h->room) {
+        uint32_t room = h->room ? 2 * h->room : FIRST_ROOM;
+        kv_ref *at = reallocarray(h->at, room, sizeof *at);
+        if (!at)
+            return false;
+        h->at = at;
+        h->room = room;
+    }
+    sift_up(ix, h, h->n++, n);
+    return true;
 }
 
-void kv_heap_remove(struct kv_heap *h, struct kv_node *n)
+void kv_heap_remove(struct kv_index *ix, struct kv_heap *h, struct kv_node *n)
 {
-    uint32_t hole = n->heap_at;
-    struct kv_node *last = h->at[--h->n];
+    uint32_t hole = n->place[h->place];
+    struct kv_node *last = node(ix, h, --h->n);
 
     if (last == n)
         return;
-    sift_up(h, hole, last);
-    sift_down(h, last->heap_at, last);
+    sift_up(ix, h, hole, last);
+    sift_down(ix, h, last->place[h->place], last);
+}
+
+struct kv_node *kv_heap_first(const struct kv_index *ix, const struct kv_heap *h)
+{
+    return h->n ? node(ix, h, 0) : NULL;
 }

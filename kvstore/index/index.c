@@ -4,48 +4,41 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "kvstore/index/policy.h"
+#include "kvstore/tier/disk.h"
 #include "proto/clock.h"
 
-int kv_index_init(struct kv_index *ix, struct kv_pages *pages, struct lh_error *err)
+int kv_index_init(struct kv_index *ix, struct kv_pages *memory, struct kv_pages *disk,
+                  struct lh_error *err)
 {
-    uint32_t buckets = 1024;
+    uint32_t buckets = 1024, max_nodes = memory->n + (disk ? disk->n : 0);
 
-    while (buckets < pages->n)
+    while (buckets < max_nodes / 2)
         buckets *= 2;
-    *ix = (struct kv_index){.pages = pages, .max_nodes = pages->n, .mask = buckets - 1};
-    ix->nodes = calloc(ix->max_nodes, sizeof *ix->nodes);
-    ix->buckets = calloc(buckets, sizeof(struct kv_node *));
-    if (!ix->nodes || !ix->buckets)
-        return lh_fail_errno(err, ENOMEM, "index of %u entries", ix->max_nodes);
-    for (int i = 0; i < KV_ORDERS; i++) {
-        int r = kv_heap_init(&ix->orders[i], ix->max_nodes, err);
-        if (r < 0)
-            return r;
-    }
+    *ix = (struct kv_index){.pages = {memory, disk},
+                            .policy = kv_policy_default(),
+                            .max_nodes = max_nodes,
+                            .touched = 1,
+                            .mask = buckets - 1};
+    ix->nodes = calloc((size_t)max_nodes + 1, sizeof *ix->nodes);
+    ix->buckets = calloc(buckets, sizeof *ix->buckets);
+    ix->ghosts = calloc(KV_GHOSTS, sizeof *ix->ghosts);
+    if (!ix->nodes || !ix->buckets || !ix->ghosts)
+        return lh_fail_errno(err, ENOMEM, "index of %u entries", max_nodes);
     return 0;
-}
-
-static void free_roots(struct kv_root *r)
-{
-    while (r) {
-        struct kv_root *next = r->next;
-        free(r);
-        r = next;
-    }
 }
 
 void kv_index_finish(struct kv_index *ix)
 {
-    free_roots(ix->live);
-    free_roots(ix->retired);
-    for (int i = 0; i < KV_ORDERS; i++)
-        kv_heap_finish(&ix->orders[i]);
+    for (int i = 0; i < KV_ROOT_SLOTS; i++)
+        kv_root_destroy(ix->roots[i]);
+    free(ix->ghosts);
     free(ix->buckets);
     free(ix->nodes);
 }
 
 /* The hash is uniform, any of its bytes will do. */
-static struct kv_node **bucket_of(struct kv_index *ix, const struct kv_key *hash)
+static kv_ref *bucket_of(struct kv_index *ix, const struct kv_key *hash)
 {
     uint32_t h;
 
@@ -56,58 +49,77 @@ static struct kv_node **bucket_of(struct kv_index *ix, const struct kv_key *hash
 struct kv_node *kv_node_find(struct kv_index *ix, const struct kv_root *root,
                              const struct kv_key *hash)
 {
-    struct kv_node *n = *bucket_of(ix, hash);
+    struct kv_node *n = kv_at(ix, *bucket_of(ix, hash));
 
-    while (n && !(n->root == root && kv_key_equal(&n->hash, hash)))
-        n = n->bucket;
+    while (n && !(n->root == root->slot && kv_key_equal(&n->hash, hash)))
+        n = kv_at(ix, n->bucket);
     return n;
 }
 
 struct kv_node *kv_node_new(struct kv_index *ix, struct kv_root *root, const struct kv_key *hash,
                             uint32_t unit)
 {
-    struct kv_node *n = ix->free;
+    struct kv_node *n = kv_at(ix, ix->free);
 
     if (n)
         ix->free = n->next;
-    else if (ix->touched < ix->max_nodes)
+    else if (ix->touched <= ix->max_nodes)
         n = &ix->nodes[ix->touched++];
     else
         return NULL;
-    *n = (struct kv_node){.hash = *hash, .root = root, .unit = unit, .order = KV_KEPT};
+    *n = (struct kv_node){.hash = *hash,
+                          .root = root->slot,
+                          .unit = (uint16_t)unit,
+                          .order = KV_KEPT,
+                          .queued = n->queued};
     root->refs++;
     ix->in_use++;
     return n;
 }
 
+void kv_object_free(struct kv_index *ix, const struct kv_root *root, enum kv_part part,
+                    struct kv_object *o, enum kv_tier tier)
+{
+    if (!o->at[tier])
+        return;
+    struct kv_extent e = {.page = o->at[tier] - 1, .pages = root->pages[part][tier]};
+    if (tier == KV_DISK)
+        kv_disk_forget(ix->disk, e.page);
+    kv_pages_give(ix->pages[tier], &e);
+    o->at[tier] = 0;
+}
+
 void kv_node_discard(struct kv_index *ix, struct kv_node *n)
 {
-    kv_pages_give(ix->pages, &n->block);
-    kv_pages_give(ix->pages, &n->state);
-    n->root->refs--;
-    n->root = NULL;
-    n->phase = KV_PENDING;
-    n->next = ix->free;
-    ix->free = n;
+    struct kv_root *root = kv_root_of(ix, n);
+
+    for (int part = 0; part < KV_PARTS; part++)
+        for (int tier = 0; tier < KV_TIERS; tier++)
+            kv_object_free(ix, root, part, &n->parts[part], tier);
+    root->refs--;
+    *n = (struct kv_node){.order = KV_KEPT, .next = ix->free, .queued = n->queued};
+    ix->free = kv_ref_of(ix, n);
     ix->in_use--;
 }
 
-void kv_index_account(struct kv_index *ix, struct kv_root *r, const struct kv_extent *e, int sign)
+void kv_index_account(struct kv_index *ix, struct kv_root *r, enum kv_part part,
+                      const struct kv_object *o, int sign)
 {
-    if (!e->pages)
+    if (!kv_object_exists(o))
         return;
     ix->objects += (uint64_t)sign;
     r->objects += (uint64_t)sign;
-    r->pages += (uint64_t)(sign * (int64_t)e->pages);
+    r->bytes += (uint64_t)(sign * (int64_t)(part == KV_BLOCK ? r->geometry.block_bytes
+                                                             : r->geometry.state_bytes));
 }
 
 static void account_node(struct kv_index *ix, const struct kv_node *n, int sign)
 {
-    kv_index_account(ix, n->root, &n->block, sign);
-    kv_index_account(ix, n->root, &n->state, sign);
+    for (int part = 0; part < KV_PARTS; part++)
+        kv_index_account(ix, kv_root_of(ix, n), part, &n->parts[part], sign);
 }
 
-static uint64_t next_tick(struct kv_index *ix)
+uint64_t kv_index_tick(struct kv_index *ix)
 {
     uint64_t now = (uint64_t)lh_now_us();
 
@@ -115,57 +127,87 @@ static uint64_t next_tick(struct kv_index *ix)
     return ix->tick;
 }
 
-static void add_child(struct kv_node *parent, struct kv_node *n)
+static void add_child(struct kv_index *ix, struct kv_node *parent, struct kv_node *n)
 {
-    n->parent = parent;
-    n->prev = NULL;
-    n->next = parent ? parent->child : NULL;
+    n->parent = kv_ref_of(ix, parent);
+    n->prev = 0;
+    n->next = parent ? parent->child : 0;
     if (!parent)
         return;
     if (parent->child)
-        parent->child->prev = n;
-    parent->child = n;
+        kv_at(ix, parent->child)->prev = kv_ref_of(ix, n);
+    parent->child = kv_ref_of(ix, n);
 }
 
-static void remove_child(struct kv_node *n)
+static void remove_child(struct kv_index *ix, struct kv_node *n)
 {
     if (n->next)
-        n->next->prev = n->prev;
+        kv_at(ix, n->next)->prev = n->prev;
     if (n->prev)
-        n->prev->next = n->next;
+        kv_at(ix, n->prev)->next = n->next;
     else if (n->parent)
-        n->parent->child = n->next;
+        kv_parent(ix, n)->child = n->next;
+}
+
+/* Keeps the parent's count of children in memory. */
+static void count_residence(struct kv_index *ix, struct kv_node *n)
+{
+    bool now = n->phase == KV_VISIBLE && kv_node_in_memory(n);
+    struct kv_node *parent = kv_parent(ix, n);
+
+    if (now == n->in_memory)
+        return;
+    n->in_memory = now;
+    if (!parent || parent->resident == UINT16_MAX)
+        return;
+    parent->resident = (uint16_t)(parent->resident + (now ? 1 : -1));
+    kv_index_settle_resident(ix, parent);
 }
 
 void kv_node_link(struct kv_index *ix, struct kv_node *n, struct kv_node *parent)
 {
-    struct kv_node **bucket = bucket_of(ix, &n->hash);
+    kv_ref *bucket = bucket_of(ix, &n->hash);
 
     n->phase = KV_VISIBLE;
-    n->used = next_tick(ix);
+    n->rank = kv_index_tick(ix);
     n->bucket = *bucket;
-    *bucket = n;
-    add_child(parent, n);
-    n->older = n->root->newest;
-    n->newer = NULL;
-    if (n->older)
-        n->older->newer = n;
-    n->root->newest = n;
+    *bucket = kv_ref_of(ix, n);
+    add_child(ix, parent, n);
     account_node(ix, n, 1);
+    count_residence(ix, n);
+    kv_index_settle_resident(ix, n);
     if (parent)
         kv_index_settle(ix, parent);
 }
 
-void kv_node_set_state(struct kv_index *ix, struct kv_node *n, const struct kv_extent *state)
+void kv_node_set_state(struct kv_index *ix, struct kv_node *n, const struct kv_object *state)
 {
-    n->state = *state;
-    kv_index_account(ix, n->root, &n->state, 1);
+    n->parts[KV_STATE] = *state;
+    kv_index_account(ix, kv_root_of(ix, n), KV_STATE, state, 1);
+    count_residence(ix, n);
+    kv_index_settle_resident(ix, n);
+}
+
+void kv_node_place(struct kv_index *ix, struct kv_node *n, enum kv_part part, enum kv_tier tier,
+                   uint32_t page)
+{
+    n->parts[part].at[tier] = page + 1;
+    count_residence(ix, n);
+    kv_index_settle(ix, n);
+}
+
+void kv_node_leave(struct kv_index *ix, struct kv_node *n, enum kv_part part, enum kv_tier tier)
+{
+    kv_object_free(ix, kv_root_of(ix, n), part, &n->parts[part], tier);
+    count_residence(ix, n);
+    kv_index_settle(ix, n);
 }
 
 void kv_node_touch(struct kv_index *ix, struct kv_node *n)
 {
-    kv_index_leave_order(ix, n);
-    n->used = n->root->used = next_tick(ix);
+    kv_index_leave_orders(ix, n);
+    kv_root_of(ix, n)->used = kv_index_tick(ix);
+    ix->policy->touch(ix, n);
     kv_index_settle(ix, n);
 }
 
@@ -194,35 +236,30 @@ struct kv_node *kv_node_match(struct kv_index *ix, const struct kv_root *root,
 {
     struct kv_node *at = kv_node_deepest(ix, root, chain, n, 0);
 
-    while (at && at->unit >= at_least && !kv_node_is_boundary(at))
-        at = at->parent;
+    while (at && at->unit >= at_least && !kv_node_is_boundary(ix, at))
+        at = kv_parent(ix, at);
     return at && at->unit >= at_least ? at : NULL;
 }
 
 static void hide(struct kv_index *ix, struct kv_node *n)
 {
-    struct kv_node **p = bucket_of(ix, &n->hash);
+    kv_ref *p = bucket_of(ix, &n->hash);
 
-    while (*p != n)
-        p = &(*p)->bucket;
+    while (kv_at(ix, *p) != n)
+        p = &kv_at(ix, *p)->bucket;
     *p = n->bucket;
-    if (n->newer)
-        n->newer->older = n->older;
-    else
-        n->root->newest = n->older;
-    if (n->older)
-        n->older->newer = n->newer;
     account_node(ix, n, -1);
-    kv_index_leave_order(ix, n);
+    kv_index_leave_orders(ix, n);
     n->phase = KV_DEAD;
+    count_residence(ix, n);
 }
 
 /* Frees dead nodes upwards from n as far as nothing holds them; returns the first that stays. */
 static struct kv_node *reap(struct kv_index *ix, struct kv_node *n)
 {
     while (n && n->phase == KV_DEAD && !n->pins && !n->child) {
-        struct kv_node *parent = n->parent;
-        remove_child(n);
+        struct kv_node *parent = kv_parent(ix, n);
+        remove_child(ix, n);
         kv_node_discard(ix, n);
         n = parent;
     }
@@ -231,17 +268,17 @@ static struct kv_node *reap(struct kv_index *ix, struct kv_node *n)
 
 struct kv_node *kv_node_kill(struct kv_index *ix, struct kv_node *n)
 {
-    struct kv_node *parent = n->parent;
+    struct kv_node *parent = kv_parent(ix, n);
 
     hide(ix, n);
     struct kv_node *stays = reap(ix, n);
     return stays == n ? parent : stays;
 }
 
-static struct kv_node *lowest(struct kv_node *n)
+static struct kv_node *lowest(struct kv_index *ix, struct kv_node *n)
 {
     while (n->child)
-        n = n->child;
+        n = kv_at(ix, n->child);
     return n;
 }
 
@@ -249,10 +286,10 @@ static struct kv_node *lowest(struct kv_node *n)
  * Dead children met on the way were left by an earlier drop and wait for their readers. */
 void kv_node_drop(struct kv_index *ix, struct kv_node *top)
 {
-    struct kv_node *parent = top->parent;
+    struct kv_node *parent = kv_parent(ix, top);
 
-    for (struct kv_node *n = lowest(top), *next; n; n = next) {
-        next = n == top ? NULL : n->next ? lowest(n->next) : n->parent;
+    for (struct kv_node *n = lowest(ix, top), *next; n; n = next) {
+        next = n == top ? NULL : n->next ? lowest(ix, kv_at(ix, n->next)) : kv_parent(ix, n);
         if (n->phase == KV_VISIBLE)
             kv_node_kill(ix, n);
     }
@@ -264,7 +301,7 @@ void kv_node_pin(struct kv_index *ix, struct kv_node *n)
 {
     if (n->pins++ == 0) {
         ix->pinned++;
-        kv_index_leave_order(ix, n);
+        kv_index_leave_orders(ix, n);
     }
 }
 

@@ -17,9 +17,17 @@
  * place until its last pin and its last child have gone, because someone is reading its bytes.
  * A pin on a node protects the whole path to the root.
  *
- * Eviction takes, oldest use first: superseded states (inside a chain, with one continuation: a
- * later state of that chain exists), then leaves.  A state where chains branch is not superseded:
- * the other members of a group start there.  Retired roots go before either.
+ * Eviction takes superseded states first (inside a chain, with one continuation: a later state of
+ * that chain exists), then leaves, in the order of the policy in use (policy.h).  A state where
+ * chains branch is not superseded: the other members of a group start there.  Retired roots go
+ * before either, and roots of older policy versions before the newest.
+ *
+ * Objects live in memory, on disk, or both.  Memory alone is given up for a node whose objects are
+ * on disk too: it stays visible.  A node is written to disk only after its parent, so what is on
+ * disk has no holes either, and what is in memory alone lies at the bottom of its tree.
+ *
+ * Nodes are 88 bytes and refer to each other by 32-bit places in one table, which is what keeps the
+ * index below 100 bytes for a unit; pointers would take half as much again.
  *
  * One thread; nothing here blocks. */
 #ifndef KVSTORE_INDEX_INDEX_H
@@ -33,11 +41,30 @@
 #include "kvstore/index/heap.h"
 #include "kvstore/tier/pages.h"
 
-enum { KV_MAX_ROOTS = 1024 };
+enum { KV_MAX_ROOTS = 1024, KV_ROOT_SLOTS = 2 * KV_MAX_ROOTS, KV_GHOSTS = 1 << 14 };
+
+struct kv_disk;
+struct kv_policy;
+
+enum kv_tier { KV_MEMORY, KV_DISK, KV_TIERS };
+enum kv_part { KV_BLOCK, KV_STATE, KV_PARTS };
 
 struct kv_geometry {
     uint32_t block_bytes, state_bytes; /* of one object; 0 = the model has none */
     uint32_t unit_tokens;
+};
+
+enum kv_phase { KV_PENDING, KV_VISIBLE, KV_DEAD };
+/* The last is what may leave memory, the others are what may be dropped; of superseded states,
+ * those in memory and those on disk alone. */
+enum kv_order {
+    KV_SUPERSEDED,
+    KV_SUPERSEDED_DISK,
+    KV_SMALL,
+    KV_MAIN,
+    KV_RESIDENT,
+    KV_ORDERS,
+    KV_KEPT = KV_ORDERS
 };
 
 struct kv_root {
@@ -45,59 +72,81 @@ struct kv_root {
     struct kv_geometry geometry;
     uint64_t policy_step;
     uint64_t used;
-    uint64_t objects, pages; /* visible blocks and states */
+    uint64_t objects, bytes; /* visible blocks and states; bytes of memory granted to them */
     uint32_t refs;           /* nodes of any kind */
+    uint16_t slot;           /* its place in kv_index.roots */
+    uint16_t tenant;         /* of kv_index.tenants */
     bool retired;            /* nothing of it matches any more */
-    struct kv_node *newest;  /* visible nodes by age; a parent is older than its children */
+    uint32_t pages[KV_PARTS][KV_TIERS]; /* of one object */
+    struct kv_heap orders[KV_ORDERS];
     struct kv_root *next;
 };
 
-enum kv_phase { KV_PENDING, KV_VISIBLE, KV_DEAD };
-enum kv_order { KV_SUPERSEDED, KV_LEAF, KV_ORDERS, KV_KEPT = KV_ORDERS };
+/* An object's first page in each tier, + 1; 0 = not there. */
+struct kv_object {
+    uint32_t at[KV_TIERS];
+    uint32_t crc32c; /* of the object's bytes, not of the padding */
+};
 
 struct kv_node {
     struct kv_key hash;
-    struct kv_root *root;
-    struct kv_node *parent, *child, *next, *prev; /* the tree; next also links pending nodes */
-    struct kv_node *older, *newer;                /* of the root */
-    struct kv_node *bucket;
-    struct kv_extent block, state;
-    uint64_t used; /* microseconds, unique: the order of eviction */
-    uint32_t unit; /* index in its sequence */
-    uint32_t pins;
-    uint32_t heap_at;
+    struct kv_object parts[KV_PARTS];
+    uint64_t rank;                            /* by the policy: lower goes first */
+    kv_ref parent, child, next, prev, bucket; /* the tree; next also links pending nodes */
+    uint32_t place[2];                        /* in an order of dropping, in KV_RESIDENT */
+    uint16_t unit;                            /* index in its sequence */
+    uint16_t root;
+    uint16_t pins;
+    uint16_t resident; /* children with something in memory; stays at its greatest value */
     uint8_t phase, order;
+    uint8_t is_resident : 1; /* in KV_RESIDENT */
+    uint8_t in_memory : 1;   /* counted in the parent's `resident` */
+    uint8_t probation : 1;   /* read from disk for one reader */
+    uint8_t seen : 1;        /* read from disk before */
+    uint8_t queued : 1; /* waits to be written; survives the node, as its place in the queue does */
+    uint8_t loading : 2, writing : 2; /* I/O of its parts under way, a bit each */
+    uint8_t main : 1;                 /* of S3-FIFO: has been used again */
+    uint8_t queued_before : 1, uses : 2;
 };
 
 struct kv_index {
-    struct kv_pages *pages; /* where extents return to */
-    struct kv_node *nodes;  /* all of them, max_nodes; touched when first used */
-    struct kv_node *free;
-    struct kv_node **buckets;
-    struct kv_heap orders[KV_ORDERS];
-    struct kv_root *live, *retired;
+    struct kv_pages *pages[KV_TIERS]; /* where extents return to; no disk: NULL */
+    struct kv_disk *disk;             /* told of every extent that becomes free; NULL = none */
+    const struct kv_policy *policy;
+    struct kv_node *nodes; /* max_nodes + 1 of them, [0] unused; touched when first used */
+    kv_ref free;
+    kv_ref *buckets;
+    struct kv_root *roots[KV_ROOT_SLOTS], *live, *retired;
     uint64_t tick;
+    uint64_t newest_step; /* of all roots opened so far */
+    double mean_value;    /* of the value policy */
     uint64_t objects;
     uint64_t evicted, superseded; /* objects dropped to make room; states among them */
+    uint64_t left_memory;         /* objects that went on on disk alone */
+    uint32_t *ghosts;             /* of S3-FIFO: KV_GHOSTS hashes of what left KV_SMALL */
     uint32_t max_nodes, touched, in_use, mask, pinned, n_roots;
+    uint32_t sweep; /* retired nodes are looked for below this place */
 };
 
-/* `pages` must outlive the index; no more nodes than pages are ever needed. */
-int kv_index_init(struct kv_index *ix, struct kv_pages *pages, struct lh_error *err);
+/* `memory` and `disk` (or NULL) must outlive the index; no more nodes than pages are ever needed.
+ */
+int kv_index_init(struct kv_index *ix, struct kv_pages *memory, struct kv_pages *disk,
+                  struct lh_error *err);
 void kv_index_finish(struct kv_index *ix);
 
 /* ---- roots (roots.c) ---- */
 struct kv_root *kv_root_find(struct kv_index *ix, const struct kv_key *key); /* live ones */
-/* FAILED_PRECONDITION when it is open with another geometry. */
+/* FAILED_PRECONDITION when it is open with another geometry.  `page_bytes` of the tiers. */
 struct kv_root *kv_root_open(struct kv_index *ix, const struct kv_key *key,
                              const struct kv_geometry *g, uint64_t policy_step,
-                             struct lh_error *err);
+                             const uint32_t page_bytes[KV_TIERS], struct lh_error *err);
 /* Every live root but `keep[0..n)`: one flag each, however many objects it has.  Returns how many.
  */
 unsigned kv_root_retire_others(struct kv_index *ix, const struct kv_key *keep, size_t n);
+void kv_root_destroy(struct kv_root *r);
 /* True when kv_root_reclaim() has something to do now. */
 bool kv_root_reclaimable(const struct kv_index *ix);
-/* Frees up to `budget` nodes of retired roots; returns kv_root_reclaimable(). */
+/* Looks at up to `budget` nodes and frees those of retired roots; returns kv_root_reclaimable(). */
 bool kv_root_reclaim(struct kv_index *ix, unsigned budget);
 
 /* ---- nodes (index.c) ---- */
@@ -109,8 +158,8 @@ void kv_node_discard(struct kv_index *ix, struct kv_node *n);
 /* Makes a pending node visible below `parent` (visible, of the same root; NULL for unit 0).  The
  * last node of a chain is settled by kv_node_touch(). */
 void kv_node_link(struct kv_index *ix, struct kv_node *n, struct kv_node *parent);
-/* Gives a visible node its state. */
-void kv_node_set_state(struct kv_index *ix, struct kv_node *n, const struct kv_extent *state);
+/* Gives a visible node its state, in memory or on disk. */
+void kv_node_set_state(struct kv_index *ix, struct kv_node *n, const struct kv_object *state);
 struct kv_node *kv_node_find(struct kv_index *ix, const struct kv_root *root,
                              const struct kv_key *hash);
 /* Last node of the longest stored part of units first..first+n-1, whose hashes are chain[0..n). */
@@ -121,32 +170,86 @@ struct kv_node *kv_node_match(struct kv_index *ix, const struct kv_root *root,
                               const struct kv_key *chain, size_t n, uint32_t at_least);
 /* Marks it as used now. */
 void kv_node_touch(struct kv_index *ix, struct kv_node *n);
+/* Somebody reads it; for the second time, it has earned its place in memory. */
+void kv_node_read(struct kv_index *ix, struct kv_node *n);
 void kv_node_pin(struct kv_index *ix, struct kv_node *n);
 void kv_node_unpin(struct kv_index *ix, struct kv_node *n);
 /* Drops a visible node with everything that depends on it. */
 void kv_node_drop(struct kv_index *ix, struct kv_node *n);
+/* An object of a visible node has come to a tier, or leaves it while it stays in the other. */
+void kv_node_place(struct kv_index *ix, struct kv_node *n, enum kv_part part, enum kv_tier tier,
+                   uint32_t page);
+void kv_node_leave(struct kv_index *ix, struct kv_node *n, enum kv_part part, enum kv_tier tier);
+/* Gives an extent of an object back; nothing happens when it has none in that tier. */
+void kv_object_free(struct kv_index *ix, const struct kv_root *root, enum kv_part part,
+                    struct kv_object *o, enum kv_tier tier);
 
 /* ---- eviction (order.c) ---- */
 /* Drops the one thing that is missed least.  False when everything left is pinned. */
 bool kv_index_evict(struct kv_index *ix);
+/* The same for the sake of memory: what is on disk too only leaves memory. */
+bool kv_index_evict_memory(struct kv_index *ix);
 /* Puts a visible node where it belongs after its pins, children or state changed; drops tails. */
 void kv_index_settle(struct kv_index *ix, struct kv_node *n);
+/* The same for memory alone. */
+void kv_index_settle_resident(struct kv_index *ix, struct kv_node *n);
 
 /* Between index.c, order.c and roots.c: unmatchable now; freed as soon as nothing holds it,
  * ancestors that waited for it included.  Returns the parent that stays, or NULL. */
 struct kv_node *kv_node_kill(struct kv_index *ix, struct kv_node *n);
-/* One extent of a visible node comes (sign 1) or goes (-1); empty ones count nothing. */
-void kv_index_account(struct kv_index *ix, struct kv_root *r, const struct kv_extent *e, int sign);
-void kv_index_leave_order(struct kv_index *ix, struct kv_node *n);
+/* One object comes (sign 1) or goes (-1); an empty one counts nothing. */
+void kv_index_account(struct kv_index *ix, struct kv_root *r, enum kv_part part,
+                      const struct kv_object *o, int sign);
+void kv_index_leave_orders(struct kv_index *ix, struct kv_node *n);
+uint64_t kv_index_tick(struct kv_index *ix);
 
 static inline bool kv_key_equal(const struct kv_key *a, const struct kv_key *b)
 {
     return !memcmp(a->bytes, b->bytes, sizeof a->bytes);
 }
 
-static inline bool kv_node_is_boundary(const struct kv_node *n)
+static inline struct kv_node *kv_at(const struct kv_index *ix, kv_ref r)
 {
-    return n->state.pages || !n->root->geometry.state_bytes;
+    return r ? &ix->nodes[r] : NULL;
+}
+
+static inline kv_ref kv_ref_of(const struct kv_index *ix, const struct kv_node *n)
+{
+    return n ? (kv_ref)(n - ix->nodes) : 0;
+}
+
+static inline struct kv_node *kv_parent(const struct kv_index *ix, const struct kv_node *n)
+{
+    return kv_at(ix, n->parent);
+}
+
+static inline struct kv_root *kv_root_of(const struct kv_index *ix, const struct kv_node *n)
+{
+    return ix->roots[n->root];
+}
+
+static inline bool kv_object_exists(const struct kv_object *o)
+{
+    return o->at[KV_MEMORY] || o->at[KV_DISK];
+}
+
+static inline bool kv_node_is_boundary(const struct kv_index *ix, const struct kv_node *n)
+{
+    return kv_object_exists(&n->parts[KV_STATE]) || !kv_root_of(ix, n)->geometry.state_bytes;
+}
+
+/* Something of it is in memory; nothing of it is in memory alone. */
+static inline bool kv_node_in_memory(const struct kv_node *n)
+{
+    return n->parts[KV_BLOCK].at[KV_MEMORY] || n->parts[KV_STATE].at[KV_MEMORY];
+}
+
+static inline bool kv_node_is_clean(const struct kv_node *n)
+{
+    for (int part = 0; part < KV_PARTS; part++)
+        if (n->parts[part].at[KV_MEMORY] && !n->parts[part].at[KV_DISK])
+            return false;
+    return true;
 }
 
 #endif

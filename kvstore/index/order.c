@@ -1,64 +1,207 @@
-#include "kvstore/index/index.h"
+/* Which node goes next.  Every root keeps orders of its own, so that what belongs to one policy
+ * version or one tenant is found without a search; between roots the least rank decides, after an
+ * older version has been made STEP_US older for every step that it lags behind the newest. */
+#include "kvstore/index/policy.h"
 
-void kv_index_leave_order(struct kv_index *ix, struct kv_node *n)
+enum { STEP_US = 600000000, SMALL_SHARE = 10 };
+
+static void leave_order(struct kv_index *ix, struct kv_node *n)
 {
     if (n->order != KV_KEPT)
-        kv_heap_remove(&ix->orders[n->order], n);
+        kv_heap_remove(ix, &kv_root_of(ix, n)->orders[n->order], n);
     n->order = KV_KEPT;
 }
 
-static enum kv_order order_of(const struct kv_node *n)
+static void leave_residence(struct kv_index *ix, struct kv_node *n)
+{
+    if (n->is_resident)
+        kv_heap_remove(ix, &kv_root_of(ix, n)->orders[KV_RESIDENT], n);
+    n->is_resident = false;
+}
+
+void kv_index_leave_orders(struct kv_index *ix, struct kv_node *n)
+{
+    leave_order(ix, n);
+    leave_residence(ix, n);
+}
+
+static enum kv_order order_of(const struct kv_index *ix, const struct kv_node *n)
 {
     if (n->pins)
         return KV_KEPT;
     if (!n->child)
-        return KV_LEAF;
-    return n->state.pages && !n->child->next ? KV_SUPERSEDED : KV_KEPT;
+        return ix->policy->two_queues && !n->main ? KV_SMALL : KV_MAIN;
+    if (!kv_object_exists(&n->parts[KV_STATE]) || kv_at(ix, n->child)->next)
+        return KV_KEPT;
+    return n->parts[KV_STATE].at[KV_MEMORY] ? KV_SUPERSEDED : KV_SUPERSEDED_DISK;
 }
 
 static void enter_order(struct kv_index *ix, struct kv_node *n, enum kv_order order)
 {
     if (n->order == order)
         return;
-    kv_index_leave_order(ix, n);
-    n->order = order;
-    if (order != KV_KEPT)
-        kv_heap_add(&ix->orders[order], n);
+    leave_order(ix, n);
+    if (order != KV_KEPT && kv_heap_add(ix, &kv_root_of(ix, n)->orders[order], n))
+        n->order = order;
+}
+
+void kv_index_settle_resident(struct kv_index *ix, struct kv_node *n)
+{
+    bool may_leave =
+        ix->disk && n->phase == KV_VISIBLE && !n->pins && !n->resident && kv_node_in_memory(n);
+
+    if (may_leave == n->is_resident)
+        return;
+    if (!may_leave)
+        leave_residence(ix, n);
+    else
+        n->is_resident = kv_heap_add(ix, &kv_root_of(ix, n)->orders[KV_RESIDENT], n);
+}
+
+void kv_node_read(struct kv_index *ix, struct kv_node *n)
+{
+    if (n->seen && n->probation) {
+        leave_residence(ix, n);
+        n->probation = false;
+        kv_index_settle_resident(ix, n);
+    }
+    n->seen = true;
+}
+
+static void count_dropped(struct kv_index *ix, const struct kv_node *n)
+{
+    for (int part = 0; part < KV_PARTS; part++)
+        ix->evicted += kv_object_exists(&n->parts[part]);
 }
 
 void kv_index_settle(struct kv_index *ix, struct kv_node *n)
 {
     while (n && n->phase == KV_VISIBLE) {
-        enum kv_order order = order_of(n);
-        if (order != KV_LEAF || kv_node_is_boundary(n)) {
+        enum kv_order order = order_of(ix, n);
+        bool tail = !n->child && !n->pins && !kv_node_is_boundary(ix, n);
+        if (!tail) {
             enter_order(ix, n, order);
+            kv_index_settle_resident(ix, n);
             return;
         }
-        ix->evicted += n->block.pages > 0;
+        count_dropped(ix, n);
         n = kv_node_kill(ix, n);
     }
 }
 
 static void drop_state(struct kv_index *ix, struct kv_node *n)
 {
-    kv_index_leave_order(ix, n);
-    kv_index_account(ix, n->root, &n->state, -1);
-    kv_pages_give(ix->pages, &n->state);
+    kv_index_leave_orders(ix, n);
+    kv_index_account(ix, kv_root_of(ix, n), KV_STATE, &n->parts[KV_STATE], -1);
+    for (int tier = 0; tier < KV_TIERS; tier++)
+        kv_node_leave(ix, n, KV_STATE, tier);
     ix->evicted++;
     ix->superseded++;
+    kv_index_settle(ix, n);
+}
+
+static uint64_t rank_in(const struct kv_index *ix, const struct kv_root *r, const struct kv_node *n)
+{
+    uint64_t late = ix->newest_step > r->policy_step ? ix->newest_step - r->policy_step : 0;
+    uint64_t penalty = late < UINT32_MAX ? late * STEP_US : UINT64_MAX;
+
+    return n->rank > penalty ? n->rank - penalty : 0;
+}
+
+static struct kv_node *first_in(const struct kv_index *ix, enum kv_order order)
+{
+    struct kv_node *best = NULL;
+    uint64_t least = 0;
+
+    for (const struct kv_root *r = ix->live; r; r = r->next) {
+        struct kv_node *n = kv_heap_first(ix, &r->orders[order]);
+        if (!n)
+            continue;
+        uint64_t rank = order == KV_RESIDENT && n->probation ? 0 : rank_in(ix, r, n);
+        if (!best || rank < least) {
+            best = n;
+            least = rank;
+        }
+    }
+    return best;
+}
+
+/* S3-FIFO takes from the small queue while that has more than a tenth of all. */
+static struct kv_node *next_leaf(const struct kv_index *ix)
+{
+    uint64_t small = 0, all = 0;
+
+    for (const struct kv_root *r = ix->live; r; r = r->next) {
+        small += r->orders[KV_SMALL].n;
+        all += r->orders[KV_SMALL].n + r->orders[KV_MAIN].n;
+    }
+    struct kv_node *n = first_in(ix, small * SMALL_SHARE > all ? KV_SMALL : KV_MAIN);
+    return n ? n : first_in(ix, KV_SMALL);
+}
+
+static bool is_spared(struct kv_index *ix, struct kv_node *n)
+{
+    if (!ix->policy->spare)
+        return false;
+    kv_index_leave_orders(ix, n);
+    bool spared = ix->policy->spare(ix, n);
+    kv_index_settle(ix, n);
+    return spared;
+}
+
+static void drop_leaf(struct kv_index *ix, struct kv_node *leaf)
+{
+    count_dropped(ix, leaf);
+    kv_index_settle(ix, kv_node_kill(ix, leaf));
+}
+
+static bool drop_superseded(struct kv_index *ix, enum kv_order order)
+{
+    struct kv_node *n = first_in(ix, order);
+
+    if (n)
+        drop_state(ix, n);
+    return n;
 }
 
 bool kv_index_evict(struct kv_index *ix)
 {
-    if (ix->orders[KV_SUPERSEDED].n) {
-        drop_state(ix, ix->orders[KV_SUPERSEDED].at[0]);
+    struct kv_node *leaf;
+
+    if (drop_superseded(ix, KV_SUPERSEDED_DISK) || drop_superseded(ix, KV_SUPERSEDED))
         return true;
+    while ((leaf = next_leaf(ix)) && is_spared(ix, leaf))
+        ;
+    if (leaf)
+        drop_leaf(ix, leaf);
+    return leaf;
+}
+
+static void leave_memory(struct kv_index *ix, struct kv_node *n)
+{
+    n->probation = false;
+    for (int part = 0; part < KV_PARTS; part++) {
+        ix->left_memory += n->parts[part].at[KV_MEMORY] != 0;
+        kv_node_leave(ix, n, part, KV_MEMORY);
     }
-    if (ix->orders[KV_LEAF].n) {
-        struct kv_node *leaf = ix->orders[KV_LEAF].at[0];
-        ix->evicted += (uint64_t)(leaf->block.pages > 0) + (leaf->state.pages > 0);
-        kv_index_settle(ix, kv_node_kill(ix, leaf));
+}
+
+/* What is in memory alone lies at the bottom of its tree, but for the state of an inner node that
+ * came after its block had been written. */
+bool kv_index_evict_memory(struct kv_index *ix)
+{
+    if (!ix->disk)
+        return kv_index_evict(ix);
+    if (drop_superseded(ix, KV_SUPERSEDED))
         return true;
-    }
-    return false;
+    struct kv_node *n = first_in(ix, KV_RESIDENT);
+    if (!n)
+        return false;
+    if (kv_node_is_clean(n))
+        leave_memory(ix, n);
+    else if (!n->child)
+        drop_leaf(ix, n);
+    else
+        drop_state(ix, n);
+    return true;
 }

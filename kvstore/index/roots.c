@@ -1,6 +1,6 @@
 /* Roots.  Retiring one sets a flag that every lookup passes: O(1) in what it holds.  Its nodes stay
- * where they are and are freed in slices between requests, newest first, because the newest node of
- * a root is always a leaf. */
+ * where they are and are freed in slices between requests, by a walk over the table of nodes: it
+ * needs no list of what belongs to a root, which would cost every node eight bytes. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,6 +16,24 @@ struct kv_root *kv_root_find(struct kv_index *ix, const struct kv_key *key)
     return r;
 }
 
+void kv_root_destroy(struct kv_root *r)
+{
+    if (!r)
+        return;
+    for (int i = 0; i < KV_ORDERS; i++)
+        kv_heap_finish(&r->orders[i]);
+    free(r);
+}
+
+static void forget(struct kv_index *ix, struct kv_root **link)
+{
+    struct kv_root *r = *link;
+
+    *link = r->next;
+    ix->roots[r->slot] = NULL;
+    kv_root_destroy(r);
+}
+
 /* Roots that hold nothing are only remembered for their geometry; the longest unused one goes. */
 static bool forget_an_empty_root(struct kv_index *ix)
 {
@@ -26,17 +44,40 @@ static bool forget_an_empty_root(struct kv_index *ix)
             oldest = p;
     if (!oldest)
         return false;
-    struct kv_root *r = *oldest;
-    *oldest = r->next;
-    free(r);
+    forget(ix, oldest);
     ix->n_roots--;
     return true;
 }
 
-static struct kv_root *add_root(struct kv_index *ix, const struct kv_key *key,
-                                const struct kv_geometry *g, struct lh_error *err)
+static int free_slot(const struct kv_index *ix)
 {
-    if (ix->n_roots >= KV_MAX_ROOTS && !forget_an_empty_root(ix))
+    for (int i = 0; i < KV_ROOT_SLOTS; i++)
+        if (!ix->roots[i])
+            return i;
+    return -1;
+}
+
+static void count_pages(struct kv_root *r, const uint32_t page_bytes[KV_TIERS])
+{
+    const uint32_t bytes[KV_PARTS] = {r->geometry.block_bytes, r->geometry.state_bytes};
+
+    for (int part = 0; part < KV_PARTS; part++)
+        for (int tier = 0; tier < KV_TIERS; tier++)
+            if (page_bytes[tier])
+                r->pages[part][tier] =
+                    (uint32_t)(((uint64_t)bytes[part] + page_bytes[tier] - 1) / page_bytes[tier]);
+    for (int i = 0; i < KV_ORDERS; i++)
+        r->orders[i].place = i == KV_RESIDENT;
+}
+
+static struct kv_root *add_root(struct kv_index *ix, const struct kv_key *key,
+                                const struct kv_geometry *g, const uint32_t page_bytes[KV_TIERS],
+                                struct lh_error *err)
+{
+    bool room = ix->n_roots < KV_MAX_ROOTS || forget_an_empty_root(ix);
+    int slot = room ? free_slot(ix) : -1;
+
+    if (slot < 0)
         return lh_fail(err, LH_RESOURCE_EXHAUSTED, "%u roots are open; retire some", ix->n_roots),
                NULL;
     struct kv_root *r = calloc(1, sizeof *r);
@@ -45,20 +86,22 @@ static struct kv_root *add_root(struct kv_index *ix, const struct kv_key *key,
     r->key = *key;
     r->geometry = *g;
     r->used = ix->tick;
+    r->slot = (uint16_t)slot;
+    count_pages(r, page_bytes);
     r->next = ix->live;
-    ix->live = r;
+    ix->live = ix->roots[slot] = r;
     ix->n_roots++;
     return r;
 }
 
 struct kv_root *kv_root_open(struct kv_index *ix, const struct kv_key *key,
                              const struct kv_geometry *g, uint64_t policy_step,
-                             struct lh_error *err)
+                             const uint32_t page_bytes[KV_TIERS], struct lh_error *err)
 {
     struct kv_root *r = kv_root_find(ix, key);
 
     if (!r)
-        r = add_root(ix, key, g, err);
+        r = add_root(ix, key, g, page_bytes, err);
     if (!r)
         return NULL;
     if (memcmp(&r->geometry, g, sizeof *g)) {
@@ -69,6 +112,8 @@ struct kv_root *kv_root_open(struct kv_index *ix, const struct kv_key *key,
         return NULL;
     }
     r->policy_step = policy_step;
+    if (policy_step > ix->newest_step)
+        ix->newest_step = policy_step;
     return r;
 }
 
@@ -97,30 +142,42 @@ unsigned kv_root_retire_others(struct kv_index *ix, const struct kv_key *keep, s
         ix->n_roots--;
         count++;
     }
+    if (count)
+        ix->sweep = ix->touched;
     return count;
 }
 
 bool kv_root_reclaimable(const struct kv_index *ix)
 {
+    if (ix->sweep > 1)
+        return true;
     for (const struct kv_root *r = ix->retired; r; r = r->next)
-        if (r->newest || !r->refs)
+        if (!r->refs)
             return true;
     return false;
 }
 
-/* What is pinned, or above something pinned, is killed now and freed by its last unpin. */
+static void forget_reclaimed(struct kv_index *ix)
+{
+    for (struct kv_root **p = &ix->retired; *p;)
+        if ((*p)->refs)
+            p = &(*p)->next;
+        else
+            forget(ix, p);
+}
+
+/* What is pinned, or above something pinned, is killed now and freed by its last unpin.  A node may
+ * be freed while it is passed: its parent's place or its child's may be looked at before or after,
+ * in any order. */
 bool kv_root_reclaim(struct kv_index *ix, unsigned budget)
 {
-    for (struct kv_root **p = &ix->retired; *p && budget;) {
-        struct kv_root *r = *p;
-        for (; r->newest && budget; budget--)
-            kv_node_kill(ix, r->newest);
-        if (r->refs) {
-            p = &r->next;
-            continue;
-        }
-        *p = r->next;
-        free(r);
+    for (; ix->sweep > 1 && budget; budget--) {
+        struct kv_node *n = &ix->nodes[--ix->sweep];
+        if (n->phase == KV_VISIBLE && kv_root_of(ix, n)->retired)
+            kv_node_kill(ix, n);
     }
+    if (ix->sweep <= 1)
+        ix->sweep = 0;
+    forget_reclaimed(ix);
     return kv_root_reclaimable(ix);
 }

@@ -89,6 +89,12 @@ static bool find_down(struct kv_pages *p, uint32_t count, uint32_t *first)
     return false;
 }
 
+void kv_pages_take_at(struct kv_pages *p, uint32_t first, uint32_t count)
+{
+    mark(p, first, count, true);
+    p->used += count;
+}
+
 bool kv_pages_take(struct kv_pages *p, uint32_t count, enum kv_end end, struct kv_extent *out)
 {
     uint32_t first;
@@ -97,8 +103,7 @@ bool kv_pages_take(struct kv_pages *p, uint32_t count, enum kv_end end, struct k
         return false;
     if (!(end == KV_BOTTOM ? find_up : find_down)(p, count, &first))
         return false;
-    mark(p, first, count, true);
-    p->used += count;
+    kv_pages_take_at(p, first, count);
     *out = (struct kv_extent){.page = first, .pages = count};
     return true;
 }

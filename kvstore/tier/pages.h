@@ -1,4 +1,4 @@
-/* Pages of the memory tier: a bitmap, and runs taken from either end.
+/* Pages of a tier: a bitmap, and runs taken from either end.
  *
  * A store holds objects of two sizes, blocks and states.  Blocks grow from the bottom and states
  * from the top, so that holes are refilled by objects of the very size that left them, and the two
@@ -14,7 +14,6 @@
 
 struct kv_extent {
     uint32_t page, pages; /* pages == 0: nothing */
-    uint32_t crc32c;      /* of the object's bytes, not of the padding */
 };
 
 struct kv_pages {
@@ -29,6 +28,8 @@ void kv_pages_finish(struct kv_pages *p);
 enum kv_end { KV_BOTTOM, KV_TOP };
 /* A run of `count` > 0 pages; false when no such run is free. */
 bool kv_pages_take(struct kv_pages *p, uint32_t count, enum kv_end end, struct kv_extent *out);
+/* The run from `first`, which must be free. */
+void kv_pages_take_at(struct kv_pages *p, uint32_t first, uint32_t count);
 /* An empty extent is fine; *e is empty afterwards. */
 void kv_pages_give(struct kv_pages *p, struct kv_extent *e);
 

@@ -196,12 +196,14 @@ static void (*const steps[])(struct program *) = {
 
 static void check(const struct kv_service *s)
 {
-    for (uint32_t i = 0; i < s->index.touched; i++) {
-        const struct kv_node *n = &s->index.nodes[i];
-        if (n->phase != KV_VISIBLE)
+    const struct kv_index *ix = &s->index;
+
+    for (uint32_t i = 1; i < ix->touched; i++) {
+        const struct kv_node *n = &ix->nodes[i], *parent = kv_parent(ix, n);
+        if (n->phase != KV_VISIBLE || kv_root_of(ix, n)->retired)
             continue;
-        require(n->unit == 0 ? !n->parent : n->parent && n->parent->phase == KV_VISIBLE);
-        require(n->root->retired || n->child || n->pins || kv_node_is_boundary(n));
+        require(n->unit == 0 ? !parent : parent && parent->phase == KV_VISIBLE);
+        require(n->child || n->pins || kv_node_is_boundary(ix, n));
     }
 }
 
@@ -225,7 +227,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *p, size_t n)
     setenv("LONGHAUL_LOG", "error", 1);
     for (int i = 0; i < KEYS; i++)
         g.keys[i].bytes[0] = (uint8_t)i;
-    if (kv_service_init(&g.service, KV_SEGMENT_MIN, 1 << 20, NULL) < 0)
+    struct kv_service_options o = {.memory_bytes = KV_SEGMENT_MIN, .max_inflight_bytes = 1 << 20};
+    if (kv_service_init(&g.service, &o, NULL) < 0)
         return 0;
     while (g.p < g.end) {
         steps[byte(&g) % LH_ARRAY_SIZE(steps)](&g);

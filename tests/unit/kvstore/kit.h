@@ -19,6 +19,8 @@ struct daemon {
     pid_t pid;
 };
 void daemon_start(struct daemon *d, uint64_t memory, uint64_t inflight);
+/* The same with a disk tier in the file kv.disk of its directory. */
+void daemon_start_on_disk(struct daemon *d, uint64_t memory, uint64_t disk);
 void daemon_kill(struct daemon *d);    /* SIGKILL, reaped */
 void daemon_restart(struct daemon *d); /* after daemon_kill() */
 void daemon_stop(struct daemon *d);    /* SIGTERM, must exit 0; removes the directory */
@@ -34,6 +36,8 @@ int64_t put_units(struct kv_client *c, const struct kv_key *chain, size_t first,
                   struct lh_error *err);
 /* Units of a hit whose every byte is right; 0 = miss.  Fails the test on wrong bytes. */
 size_t get_units(struct kv_client *c, const struct kv_key *chain, size_t n, size_t at_least);
+/* The same where bytes may have been spoiled: what is refused is a miss, what comes is right. */
+size_t try_units(struct kv_client *c, const struct kv_key *chain, size_t n, size_t at_least);
 void fill_content(const struct kv_key *hash, char part, void *to, size_t bytes);
 
 #endif

@@ -1,0 +1,46 @@
+/* Objects between memory and disk.
+ *
+ * Out: a node is offered when it becomes visible and waits in one queue, so parents are written
+ * before their children.  Nothing is written while less than WRITE_BACK_SHARE of the memory is in
+ * use: what dies with the next policy version before room is needed never costs a write.  Beyond
+ * it the oldest go out, so that eviction finds objects that only have to leave memory.  When memory
+ * fills up faster than the device writes, eviction drops what is not on disk yet: a spill never
+ * waits for the disk.
+ *
+ * In: a lookup that hits nodes which are on disk alone waits for their reads, with its deadline.
+ * The first reader of an object takes it through memory; what a second one asks for stays there
+ * (promotion on second touch): until then it is the first to leave. */
+#ifndef KVSTORE_TIER_EXCHANGE_H
+#define KVSTORE_TIER_EXCHANGE_H
+
+#include "kvstore/tier/disk.h"
+
+struct kv_exchange {
+    struct kv_index *index;
+    struct kv_disk *disk;
+    uint8_t *memory; /* the mapped segment */
+    uint32_t memory_page_bytes;
+    kv_ref *queue; /* a ring of index->max_nodes + 1 */
+    uint32_t head, n;
+    uint64_t stored, stored_bytes, loaded, loaded_bytes; /* objects that the device has done */
+    uint64_t skipped; /* offered, but dead, dropped or superseded before their turn */
+};
+
+int kv_exchange_init(struct kv_exchange *x, struct kv_index *ix, struct kv_disk *d, uint8_t *memory,
+                     uint32_t memory_page_bytes, struct lh_error *err);
+void kv_exchange_finish(struct kv_exchange *x);
+
+/* A visible node may have something that is not on disk. */
+void kv_exchange_offer(struct kv_exchange *x, struct kv_node *n);
+
+enum kv_load { KV_LOADED, KV_LOADING, KV_UNLOADABLE };
+/* Brings units from..hit and the state of `hit` into memory.  The caller has pinned them all. */
+enum kv_load kv_exchange_load(struct kv_exchange *x, struct kv_node *hit, uint32_t from,
+                              int64_t now_us);
+/* True when everything of units from..hit is in memory. */
+bool kv_exchange_is_loaded(const struct kv_index *ix, const struct kv_node *hit, uint32_t from);
+
+/* Takes what has ended; begins what may begin. */
+void kv_exchange_work(struct kv_exchange *x, int64_t now_us);
+
+#endif
