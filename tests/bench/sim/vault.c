@@ -92,7 +92,11 @@ struct sim_vault *sim_vault_create(const struct sim_model *m, bool real_bytes, s
     }
     v->block_bytes = real_bytes ? BLOCK_BYTES : m->block_bytes;
     v->state_bytes = real_bytes ? STATE_BYTES : m->state_bytes;
-    int r = kv_service_init(&v->service, m->store_bytes / scale, UINT64_MAX, err);
+    /* Ages are of the wall clock here, and simulated time runs ahead of it: by order of use. */
+    struct kv_service_options o = {.memory_bytes = m->store_bytes / scale,
+                                   .max_inflight_bytes = UINT64_MAX,
+                                   .eviction = "lru"};
+    int r = kv_service_init(&v->service, &o, err);
     if (r < 0) {
         free(v->crc);
         free(v);
