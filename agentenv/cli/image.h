@@ -6,6 +6,7 @@
 
 int image_import(struct cli *cli, int argc, char **argv, struct lh_error *err);
 int image_ls(struct cli *cli, int argc, char **argv, struct lh_error *err);
+int image_build(struct cli *cli, int argc, char **argv, struct lh_error *err);
 int image_rm(struct cli *cli, int argc, char **argv, struct lh_error *err);
 
 #endif

@@ -131,8 +131,8 @@ struct daemon_hooks {
      */
     int (*audit)(struct daemon *d, void (*problem)(void *ctx, const char *text), void *ctx,
                  struct lh_error *err);
-    /* Verify, ImportImage, ListImages, RemoveImage of longhaul.sandbox.v1.Sandboxes. */
-    rpc_unary_fn *verify, *import_image, *list_images, *remove_image;
+    /* Verify, ImportImage, BuildImage, ListImages, RemoveImage of longhaul.sandbox.v1.Sandboxes. */
+    rpc_unary_fn *verify, *import_image, *build_image, *list_images, *remove_image;
     /* Methods of longhaul.task.v1.Tasks, ended by a NULL name. */
     const struct rpc_method *tasks;
 };

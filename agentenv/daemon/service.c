@@ -323,6 +323,7 @@ struct rpc_server *service_start(struct daemon *d, const char *socket, struct lh
         {"ExportSnapshot", service_export_snapshot, NULL},
         {"ImportSnapshot", service_import_snapshot, NULL},
         {"ImportImage", h->import_image, NULL},
+        {"BuildImage", h->build_image, NULL},
         {"ListImages", h->list_images, NULL},
         {"RemoveImage", h->remove_image, NULL},
         {"Gc", service_gc, NULL},

@@ -99,6 +99,11 @@ int image_start(struct daemon *d, struct lh_error *err)
                    " WITHOUT ROWID",
                    "");
     if (r == 0)
+        r = db_run(daemon_db(d), err,
+                   "CREATE TABLE IF NOT EXISTS image_configs(image TEXT PRIMARY KEY"
+                   " REFERENCES images(id) ON DELETE CASCADE, info BLOB NOT NULL) WITHOUT ROWID",
+                   "");
+    if (r == 0)
         r = remove_all(d, "SELECT id FROM images WHERE state = 0", err);
     return r == 0 ? collect(d, err) : r;
 }
@@ -166,10 +171,32 @@ char *image_digest_of(struct daemon *d, const char *snapshot, struct lh_error *e
                      "s", snapshot);
 }
 
+/* What was kept of it comes first, the columns of the row over it. */
+static int fill_config(ImageInfo *info, sqlite3_stmt *row, struct lh_error *err)
+{
+    if (sqlite3_column_type(row, 4) == SQLITE_NULL)
+        return 0;
+    lh_automsg(ImageInfo) kept = (ImageInfo *)lh_parse(
+        &longhaul__sandbox__v1__image_info__descriptor, sqlite3_column_blob(row, 4),
+        (size_t)sqlite3_column_bytes(row, 4), (struct lh_parse_limits){0}, err);
+    if (!kept)
+        return LH_DATA_LOSS;
+    info->n_env = kept->n_env;
+    info->env = kept->env;
+    info->workdir = strdup(kept->workdir);
+    info->user = strdup(kept->user);
+    kept->n_env = 0;
+    kept->env = NULL;
+    return info->workdir && info->user ? 0 : lh_fail(err, LH_RESOURCE_EXHAUSTED, "no memory");
+}
+
 static int fill_info(void *ctx, sqlite3_stmt *row, struct lh_error *err)
 {
     ImageInfo *info = ctx;
+    int r = fill_config(info, row, err);
 
+    if (r < 0)
+        return r;
     info->name = strdup(db_text(row, 0));
     info->digest = strdup(db_text(row, 1));
     info->bytes = (uint64_t)sqlite3_column_int64(row, 2);
@@ -177,7 +204,9 @@ static int fill_info(void *ctx, sqlite3_stmt *row, struct lh_error *err)
     return info->name && info->digest ? 0 : lh_fail(err, LH_RESOURCE_EXHAUSTED, "no memory");
 }
 
-#define INFO "SELECT name, digest, bytes, created_ms FROM images WHERE state = 1"
+#define INFO                                                                                       \
+    "SELECT name, digest, bytes, created_ms, info FROM images"                                     \
+    " LEFT JOIN image_configs ON image = id WHERE state = 1"
 
 static ImageInfo *new_info(struct lh_error *err)
 {
@@ -189,6 +218,17 @@ static ImageInfo *new_info(struct lh_error *err)
     else
         lh_fail(err, LH_RESOURCE_EXHAUSTED, "no memory for an image");
     return info;
+}
+
+ImageInfo *image_show(struct daemon *d, const char *name, struct lh_error *err)
+{
+    lh_automsg(ImageInfo) info = new_info(err);
+    int r = info ? db_each(daemon_db(d), err, fill_info, info, INFO " AND name = ?", "s", name)
+                 : LH_RESOURCE_EXHAUSTED;
+
+    if (r == 0 && !*info->name)
+        r = lh_fail(err, LH_NOT_FOUND, "no image %s; see agentenv image ls", name);
+    return r < 0 ? NULL : lh_steal(&info);
 }
 
 static int add_info(void *ctx, sqlite3_stmt *row, struct lh_error *err)
@@ -257,10 +297,30 @@ static bool is_same(struct daemon *d, const char *name, const char *digest)
            n > 0;
 }
 
-static int import_tree(struct daemon *d, const char *id, const char *name, const char *from,
+/* Beside the row of the image; goes with it. */
+static int keep_config(struct daemon *d, const char *id, const struct image_config *c,
+                       struct lh_error *err)
+{
+    ImageInfo info = LONGHAUL__SANDBOX__V1__IMAGE_INFO__INIT;
+    size_t len;
+
+    if (!c)
+        return 0;
+    info.n_env = c->n_env;
+    info.env = c->env;
+    info.workdir = (char *)c->workdir;
+    info.user = (char *)c->user;
+    lh_autofree uint8_t *bytes = lh_pack(&info.base, &len, err);
+    return bytes ? db_run(daemon_db(d), err, "INSERT INTO image_configs VALUES(?, ?)", "sb", id,
+                          bytes, len)
+                 : LH_RESOURCE_EXHAUSTED;
+}
+
+static int import_tree(struct daemon *d, const char *id, const struct image_source *s,
                        struct lh_error *err)
 {
     lh_autofree char *path = tree_path(d, id, err);
+    const char *name = s->name;
     uint8_t digest[TREE_DIGEST];
     char text[2 * TREE_DIGEST + 1];
     uint64_t bytes = 0;
@@ -269,19 +329,24 @@ static int import_tree(struct daemon *d, const char *id, const char *name, const
         return LH_RESOURCE_EXHAUSTED;
     if (mkdir(path, 0755) < 0)
         return lh_fail_errno(err, errno, "making %s", path);
-    int r = tree_import(from, path, digest, &bytes, err);
+    int r =
+        tree_import(&(struct tree_source){s->path, s->oci, s->uid_base}, path, digest, &bytes, err);
     if (r < 0)
         return r;
     lh_hex_print(digest, TREE_DIGEST, text);
+    if (s->digest) /* which was read without what every tree is given */
+        snprintf(text, sizeof text, "%s", s->digest);
     if (is_same(d, name, text))
         return remove_image(d, id, err);
+    if ((r = keep_config(d, id, s->config, err)) < 0)
+        return r;
     r = tree_add_skeleton(path, err);
     if (r == 0)
         r = sync_tree(path, err);
     return r == 0 ? take_name(d, id, name, text, bytes, err) : r;
 }
 
-static int import_image(struct daemon *d, const char *name, const char *from, struct lh_error *err)
+int image_add(struct daemon *d, const struct image_source *s, struct lh_error *err)
 {
     char id[LH_ID_SIZE];
     struct lh_error ignored = {0};
@@ -290,14 +355,32 @@ static int import_image(struct daemon *d, const char *name, const char *from, st
     int r = db_run(daemon_db(d), err,
                    "INSERT INTO images(id, name, state, digest, bytes, created_ms)"
                    " VALUES(?, ?, 0, '', 0, ?)",
-                   "ssl", id, name, lh_unix_ms());
+                   "ssl", id, s->name, lh_unix_ms());
     if (r < 0)
         return r;
-    r = import_tree(d, id, name, from, err);
+    r = import_tree(d, id, s, err);
     if (r < 0 && remove_image(d, id, &ignored) < 0)
         lh_warn("what an import left goes at the next start", "image=%s error=%s", id,
                 ignored.message);
-    return r;
+    return r < 0 ? lh_wrap(err, "image %s", s->name) : 0;
+}
+
+static int import_image(struct daemon *d, const char *name, const char *path, struct lh_error *err)
+{
+    struct oci *opened = NULL;
+    int r = oci_open(path, &opened, err);
+    lh_auto(oci) oci = opened;
+    struct image_source s = {.name = name, .path = path, .oci = oci};
+    struct image_config config;
+
+    if (r < 0)
+        return lh_wrap(err, "image %s", name);
+    if (oci) {
+        const struct oci_config *c = oci_config(oci);
+        config = (struct image_config){c->env, c->n_env, c->workdir, c->user};
+        s.config = &config;
+    }
+    return image_add(d, &s, err);
 }
 
 static bool holds_store(struct daemon *d, const char *path)
@@ -324,15 +407,11 @@ int image_import_rpc(void *ctx, struct rpc_call *call, const ProtobufCMessage *r
                        req->path);
     int r = import_image(ctx, req->name, req->path, err);
     if (r < 0)
-        return lh_wrap(err, "image %s", req->name);
+        return r;
     collect_or_warn(ctx);
-    lh_automsg(ImageInfo) info = new_info(err);
-    if (!info)
-        return LH_RESOURCE_EXHAUSTED;
-    r = db_each(daemon_db(ctx), err, fill_info, info, INFO " AND name = ?", "s", req->name);
-    if (r == 0)
-        *reply = &lh_steal(&info)->base;
-    return r;
+    ImageInfo *info = image_show(ctx, req->name, err);
+    *reply = info ? &info->base : NULL;
+    return info ? 0 : err->code;
 }
 
 /* ---- remove ---- */

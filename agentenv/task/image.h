@@ -8,6 +8,29 @@
 #define AGENTENV_TASK_IMAGE_H
 
 #include "agentenv/daemon/daemon.h"
+#include "agentenv/task/oci.h"
+
+/* How the processes of an image run, where nobody says otherwise; strings are borrowed. */
+struct image_config {
+    char **env; /* NAME=value */
+    size_t n_env;
+    const char *workdir, *user;
+};
+
+struct image_source {
+    const char *name;
+    const char *path; /* of the root file system, or of what `oci` was opened from */
+    struct oci *oci;  /* or NULL */
+    uid_t uid_base;   /* host id of its root; files of others stay as they are */
+    const struct image_config *config; /* or NULL */
+    const char *digest;                /* of another image with this tree; NULL = of what is read */
+};
+
+/* Imports it under its name; the same tree under the same name is kept as it is. */
+int image_add(struct daemon *d, const struct image_source *s, struct lh_error *err);
+/* Free with lh_message_free(). */
+Longhaul__Sandbox__V1__ImageInfo *image_show(struct daemon *d, const char *name,
+                                             struct lh_error *err);
 
 /* Tables; removes what an import cut short, and retired images nobody uses, left behind. */
 int image_start(struct daemon *d, struct lh_error *err);

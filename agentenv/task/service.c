@@ -2,6 +2,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "agentenv/task/build.h"
 #include "agentenv/task/exec.h"
 #include "agentenv/task/image.h"
 #include "agentenv/task/layer.h"
@@ -139,6 +140,8 @@ static int start(struct daemon *d, struct lh_error *err)
 
     if (r == 0)
         r = image_start(d, err);
+    if (r == 0)
+        r = build_table_create(d, err);
     return r == 0 ? verifier_layer_make(d, err) : r;
 }
 
@@ -188,6 +191,7 @@ const struct daemon_hooks task_hooks = {
     .audit = image_audit,
     .verify = verify_rpc,
     .import_image = image_import_rpc,
+    .build_image = image_build_rpc,
     .list_images = image_list_rpc,
     .remove_image = image_remove_rpc,
     .tasks = methods,

@@ -7,6 +7,7 @@
 #include <archive.h>
 #include <archive_entry.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <sched.h>
 #include <sodium.h>
@@ -14,6 +15,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
+#include "agentenv/task/whiteout.h"
 #include "proto/cleanup.h"
 #include "proto/file.h"
 
@@ -28,8 +30,10 @@ struct item {
 struct import {
     const char *from; /* for messages */
     const char *to;
-    bool directory; /* `from` is one, and is cut from the paths */
-    struct archive *in, *out;
+    bool directory;  /* `from` is one, and is cut from the paths */
+    struct oci *oci; /* an image of layers; its digest is taken of the tree in the end */
+    int64_t uid_base;
+    struct archive *in, *out; /* out NULL: only the digest is wanted */
     struct item *items;
     size_t n, room;
     uint64_t bytes;
@@ -194,7 +198,7 @@ static int copy_data(struct import *im, crypto_generichash_state *h, struct lh_e
         if ((uint64_t)offset < at || offset + len > BYTES_MAX - im->bytes)
             return lh_fail(err, LH_RESOURCE_EXHAUSTED, "%s has more than %llu bytes", im->from,
                            (unsigned long long)BYTES_MAX);
-        if (archive_write_data_block(im->out, block, len, offset) < ARCHIVE_OK)
+        if (im->out && archive_write_data_block(im->out, block, len, offset) < ARCHIVE_OK)
             return fail_archive(im, im->out, err);
         feed_zeros(h, (uint64_t)offset - at);
         crypto_generichash_update(h, block, len);
@@ -202,6 +206,25 @@ static int copy_data(struct import *im, crypto_generichash_state *h, struct lh_e
     }
     im->bytes += at;
     return r == ARCHIVE_EOF ? 0 : fail_archive(im, im->in, err);
+}
+
+/* Of an entry of a layer: what it replaces goes.  1 = it is a removal, done before. */
+static int make_way(struct archive_entry *e, struct lh_error *err)
+{
+    const char *path = archive_entry_pathname(e), *name = strrchr(path, '/');
+
+    if (!strncmp(name ? name + 1 : path, ".wh.", 4))
+        return 1;
+    return whiteout_make_way(AT_FDCWD, path, archive_entry_filetype(e) == AE_IFDIR, err);
+}
+
+/* A sandbox's files have ids of the host; those of its image do not. */
+static void shift_owner(const struct import *im, struct archive_entry *e)
+{
+    if (archive_entry_uid(e) >= im->uid_base)
+        archive_entry_set_uid(e, archive_entry_uid(e) - im->uid_base);
+    if (archive_entry_gid(e) >= im->uid_base)
+        archive_entry_set_gid(e, archive_entry_gid(e) - im->uid_base);
 }
 
 static int copy_entry(struct import *im, struct archive_entry *e, struct lh_error *err)
@@ -213,14 +236,17 @@ static int copy_entry(struct import *im, struct archive_entry *e, struct lh_erro
     int r = rename_entry(im, e, err);
     if (r < 0 || !is_kept(e))
         return r;
+    shift_owner(im, e);
     feed_head(&h, e);
-    if (archive_write_header(im->out, e) < ARCHIVE_OK)
+    if (im->oci && (r = make_way(e, err)) != 0)
+        return r < 0 ? r : 0;
+    if (im->out && archive_write_header(im->out, e) < ARCHIVE_OK)
         return fail_archive(im, im->out, err);
     if (archive_entry_filetype(e) == AE_IFREG && !archive_entry_hardlink(e))
         r = copy_data(im, &h, err);
-    if (r == 0 && archive_write_finish_entry(im->out) < ARCHIVE_OK)
+    if (r == 0 && im->out && archive_write_finish_entry(im->out) < ARCHIVE_OK)
         r = fail_archive(im, im->out, err);
-    return r < 0 ? r : remember(im, e, &h, err);
+    return r < 0 || im->oci ? r : remember(im, e, &h, err);
 }
 
 static int copy_all(struct import *im, struct lh_error *err)
@@ -236,9 +262,9 @@ static int copy_all(struct import *im, struct lh_error *err)
     }
     if (r != ARCHIVE_EOF)
         return fail_archive(im, im->in, err);
-    if (archive_write_close(im->out) < ARCHIVE_OK)
+    if (im->out && archive_write_close(im->out) < ARCHIVE_OK)
         return fail_archive(im, im->out, err);
-    return im->n ? 0 : lh_fail(err, LH_INVALID_ARGUMENT, "%s is empty", im->from);
+    return im->n || im->oci ? 0 : lh_fail(err, LH_INVALID_ARGUMENT, "%s is empty", im->from);
 }
 
 /* ---- both ends ---- */
@@ -279,6 +305,73 @@ static int open_target(struct import *im, struct lh_error *err)
     return 0;
 }
 
+/* ---- an image of layers ---- */
+
+static int remove_below(void *ctx, struct archive *layer, struct lh_error *err)
+{
+    struct import *im = ctx;
+    struct archive_entry *e;
+    bool was;
+    int r;
+
+    while ((r = archive_read_next_header(layer, &e)) == ARCHIVE_OK) {
+        int removed = rename_entry(im, e, err);
+        if (removed == 0)
+            removed = whiteout_apply(AT_FDCWD, archive_entry_pathname(e), &was, err);
+        if (removed < 0)
+            return removed;
+    }
+    return r == ARCHIVE_EOF ? 0 : fail_archive(im, layer, err);
+}
+
+static int add_above(void *ctx, struct archive *layer, struct lh_error *err)
+{
+    struct import *im = ctx;
+    int r = open_target(im, err);
+
+    im->in = layer;
+    if (r == 0)
+        r = copy_all(im, err);
+    im->in = NULL;
+    archive_write_free(lh_steal(&im->out));
+    return r;
+}
+
+/* The finished tree has the digest that it has as a directory. */
+static int digest_tree(struct import *im, struct lh_error *err)
+{
+    struct import again = {.from = im->to, .to = im->to, .directory = true, .err = err};
+    int r = open_source(&again, err);
+
+    if (r == 0)
+        r = copy_all(&again, err);
+    archive_read_free(again.in);
+    im->items = again.items;
+    im->n = again.n;
+    im->bytes = again.bytes;
+    return r;
+}
+
+static int copy_layers(struct import *im)
+{
+    int r = oci_each_layer(im->oci, remove_below, add_above, im, im->err);
+
+    return r < 0 ? r : digest_tree(im, im->err);
+}
+
+static int copy_tree(struct import *im)
+{
+    int r = open_source(im, im->err);
+
+    if (r == 0)
+        r = open_target(im, im->err);
+    if (r == 0)
+        r = copy_all(im, im->err);
+    archive_read_free(im->in);
+    archive_write_free(im->out);
+    return r;
+}
+
 static void *copy_in_own_directory(void *arg)
 {
     struct import *im = arg;
@@ -287,13 +380,7 @@ static void *copy_in_own_directory(void *arg)
     if (unshare(CLONE_FS) < 0 || chdir(im->to) < 0)
         r = lh_fail_errno(im->err, errno, "entering %s", im->to);
     if (r == 0)
-        r = open_source(im, im->err);
-    if (r == 0)
-        r = open_target(im, im->err);
-    if (r == 0)
-        r = copy_all(im, im->err);
-    archive_read_free(im->in);
-    archive_write_free(im->out);
+        r = im->oci ? copy_layers(im) : copy_tree(im);
     return (void *)(intptr_t)r;
 }
 
@@ -304,18 +391,20 @@ static void finish(struct import *im)
     free(im->items);
 }
 
-int tree_import(const char *from, const char *to, uint8_t digest[TREE_DIGEST], uint64_t *bytes,
-                struct lh_error *err)
+int tree_import(const struct tree_source *source, const char *to, uint8_t digest[TREE_DIGEST],
+                uint64_t *bytes, struct lh_error *err)
 {
-    struct import im = {.from = from, .to = to, .err = err};
+    const char *from = source->path;
+    struct import im = {
+        .from = from, .to = to, .oci = source->oci, .uid_base = source->uid_base, .err = err};
     struct stat st;
     pthread_t thread;
     void *result;
 
     if (stat(from, &st) < 0)
         return lh_fail_errno(err, errno, "cannot read %s", from);
-    im.directory = S_ISDIR(st.st_mode);
-    if (!im.directory && !S_ISREG(st.st_mode))
+    im.directory = S_ISDIR(st.st_mode) && !im.oci;
+    if (!S_ISDIR(st.st_mode) && !S_ISREG(st.st_mode))
         return lh_fail(err, LH_INVALID_ARGUMENT, "%s is neither a directory nor a tar file", from);
     int r = pthread_create(&thread, NULL, copy_in_own_directory, &im);
     if (r)

@@ -37,7 +37,7 @@ static int take(const char *from, const char *to, uint8_t digest[TREE_DIGEST], s
     uint64_t bytes;
 
     cr_assert(eq(int, mkdir(target, 0755), 0));
-    return tree_import(source, target, digest, &bytes, e);
+    return tree_import(&(struct tree_source){.path = source}, target, digest, &bytes, e);
 }
 
 #define MAKE_TREE                                                                                  \
