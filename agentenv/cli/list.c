@@ -37,18 +37,28 @@ const char *cli_cause_name(int cause)
                  : "";
 }
 
+static json_t *ports_json(const V1(Sandbox) * s)
+{
+    json_t *list = json_array();
+
+    for (size_t i = 0; list && i < s->n_ports; i++)
+        json_array_append_new(list, json_pack("{s:i, s:i}", "port", (int)s->ports[i]->port,
+                                              "host_port", (int)s->ports[i]->host_port));
+    return list;
+}
+
 json_t *cli_sandbox_json(const V1(Sandbox) * s)
 {
     char when[24];
 
     cli_time(s->created_ms, when);
-    return json_pack("{s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:I, s:s, s:s, s:I, s:i, s:I, s:I}", "id",
-                     s->id, "name", s->name, "state", cli_state_name((int)s->state), "cause",
+    return json_pack("{s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:I, s:s, s:s, s:I, s:i, s:I, s:I, s:o}",
+                     "id", s->id, "name", s->name, "state", cli_state_name((int)s->state), "cause",
                      cli_cause_name((int)s->cause), "image", s->image, "snapshot", s->snapshot,
                      "task", s->task, "attempt", (json_int_t)s->attempt, "owner", s->owner,
                      "created", when, "created_ms", (json_int_t)s->created_ms, "init_pid",
                      s->init_pid, "memory_bytes", (json_int_t)s->memory_bytes, "processes",
-                     (json_int_t)s->processes);
+                     (json_int_t)s->processes, "ports", ports_json(s));
 }
 
 const char *const cli_sandbox_columns[] = {"id",           "name",      "state", "cause",   "image",

@@ -6,12 +6,17 @@
 #include "proto/id.h"
 #include "proto/parse.h"
 
+enum { MAX_RULES = 64 };
+
 struct start {
     const char *source, *name, *memory, *pids, *cpu, *network, *ttl, *owner, *key;
     bool task;
+    V1(PublishedPort) port[MAX_RULES], *ports[MAX_RULES];
+    char *egress[MAX_RULES];
+    size_t n_ports, n_egress;
 };
 
-enum { OPT_PIDS = 256, OPT_NETWORK, OPT_TTL, OPT_KEY, OPT_TASK };
+enum { OPT_PIDS = 256, OPT_NETWORK, OPT_ALLOW, OPT_TTL, OPT_KEY, OPT_TASK };
 
 static const struct argp_option start_options[] = {
     {"name", 'n', "NAME", 0, "Unique among the living; usable instead of the id", 0},
@@ -19,12 +24,31 @@ static const struct argp_option start_options[] = {
     {"pids", OPT_PIDS, "N", 0, "Processes at a time; default 128", 0},
     {"cpu", 'c', "CORES", 0, "Limit, e.g. 0.5; default 1", 0},
     {"network", OPT_NETWORK, "KIND", 0, "none (default) or loopback", 0},
+    {"allow", OPT_ALLOW, "HOST:PORT", 0,
+     "What it may reach by TCP: a name, address or network, and PORT[,PORT...]; many times", 0},
+    {"publish", 'p', "[HOSTPORT:]PORT", 0,
+     "Its PORT appears on 127.0.0.1 of the daemon's machine, at any free one by default", 0},
     {"ttl", OPT_TTL, "TIME", 0, "Remove it after this long", 0},
     {"owner", CLI_OPT_OWNER, "TEXT", 0, "Free text, for ls and rm --owner", 0},
     {"key", OPT_KEY, "KEY", 0, "Idempotency key: the same key gives the same sandbox", 0},
     {"task", OPT_TASK, 0, 0, "The argument names a task: its image, files and setup", 0},
     {0},
 };
+
+static void add_port(struct start *s, const char *arg, struct argp_state *state)
+{
+    V1(PublishedPort) *p = &s->port[s->n_ports];
+    unsigned host = 0, port = 0;
+    int end = 0;
+
+    longhaul__sandbox__v1__published_port__init(p);
+    s->ports[s->n_ports++] = p;
+    if ((sscanf(arg, "%u:%u%n", &host, &port, &end) != 2 || arg[end]) &&
+        (host = 0, sscanf(arg, "%u%n", &port, &end) != 1 || arg[end]))
+        argp_error(state, "--publish \"%s\": PORT or HOSTPORT:PORT", arg);
+    p->host_port = host;
+    p->port = port;
+}
 
 static error_t parse_start(int key, char *arg, struct argp_state *state)
 {
@@ -46,7 +70,13 @@ static error_t parse_start(int key, char *arg, struct argp_state *state)
             *strings[i].to = arg;
             return 0;
         }
-    if (key == OPT_TASK) {
+    if ((key == OPT_ALLOW || key == 'p') && s->n_egress + s->n_ports == MAX_RULES)
+        argp_error(state, "more than %d rules", MAX_RULES);
+    if (key == OPT_ALLOW) {
+        s->egress[s->n_egress++] = arg;
+    } else if (key == 'p') {
+        add_port(s, arg, state);
+    } else if (key == OPT_TASK) {
         s->task = true;
     } else if (key == ARGP_KEY_ARG && !s->source) {
         s->source = arg;
@@ -109,6 +139,7 @@ int start_verb(struct cli *cli, int argc, char **argv, struct lh_error *err)
         NULL,          NULL};
     V1(CreateRequest) req = LONGHAUL__SANDBOX__V1__CREATE_REQUEST__INIT;
     Longhaul__Task__V1__Limits limits = LONGHAUL__TASK__V1__LIMITS__INIT;
+    V1(NetworkRules) rules = LONGHAUL__SANDBOX__V1__NETWORK_RULES__INIT;
     lh_automsg(V1(Sandbox)) made = NULL;
     struct start s = {0};
     char key[LH_ID_SIZE];
@@ -122,6 +153,11 @@ int start_verb(struct cli *cli, int argc, char **argv, struct lh_error *err)
     if (s.owner)
         req.owner = (char *)s.owner;
     req.limits = &limits;
+    rules.egress = s.egress;
+    rules.n_egress = s.n_egress;
+    rules.ports = s.ports;
+    rules.n_ports = s.n_ports;
+    req.rules = &rules;
     fill_source(&s, &req);
     if ((r = fill_limits(&s, &limits, err)) < 0 || (r = fill_network(&s, &req, err)) < 0 ||
         (s.ttl && (r = cli_duration(s.ttl, &req.ttl_ms, err)) < 0))

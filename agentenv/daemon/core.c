@@ -11,6 +11,7 @@
 
 #include "agentenv/daemon/core.h"
 #include "agentenv/daemon/internal.h"
+#include "agentenv/network/gate.h"
 #include "agentenv/snapshot/contents.h"
 #include "proto/clock.h"
 #include "proto/file.h"
@@ -110,6 +111,9 @@ static int start(struct daemon *d, const char *state_dir, struct lh_error *err)
     d->state_dir = r == 0 ? realpath(state_dir, NULL) : NULL;
     if (!d->state_dir)
         return r < 0 ? r : lh_fail_errno(err, errno, "state directory %s", state_dir);
+    d->gate = gate_create(err);
+    if (!d->gate)
+        return err->code;
     if ((r = make_dirs(d, err)) < 0 || (r = spare_open(d, err)) < 0 ||
         (r = registry_open(d, err)) < 0 || (r = monitor_start(d, err)) < 0)
         return r;
@@ -144,8 +148,11 @@ void daemon_close(struct daemon *d)
     contents_stop(d);
     monitor_stop(d);
     for (size_t i = 0; i < BUCKETS; i++)
-        while (d->buckets[i])
+        while (d->buckets[i]) {
+            network_close(d, d->buckets[i]);
             sandbox_forget(d, d->buckets[i]);
+        }
+    gate_destroy(d->gate);
     db_close(d->db);
     int fds[] = {d->epoll_fd, d->stop_fd};
     for (size_t i = 0; i < LH_ARRAY_SIZE(fds); i++)

@@ -177,7 +177,8 @@ static int describe(struct daemon *d, struct sandbox *s, const V1(CreateRequest)
         (r = set_string(&s->snapshot, "", err)) < 0 || (r = set_string(&s->task, "", err)) < 0 ||
         (r = set_string(&s->top_layer, o ? o->top_layer : "", err)) < 0)
         return r;
-    return o && o->over ? from_sandbox(s, o->over, req, err) : from_source(d, s, req, err);
+    r = o && o->over ? from_sandbox(s, o->over, req, err) : from_source(d, s, req, err);
+    return r < 0 ? r : network_describe(s, req->rules, err);
 }
 
 static int start_box(struct daemon *d, struct sandbox *s, struct lh_error *err)
@@ -210,6 +211,8 @@ static int bring_up(struct daemon *d, struct sandbox *s, int64_t deadline_ms, st
 
     if (r == 0)
         r = monitor_add(d, s, err);
+    if (r == 0)
+        r = network_open(d, s, err);
     if (r == 0 && s->task[0] && !s->snapshot[0] && !s->over)
         r = d->hooks->task_setup(d, s->task, s->id, deadline_ms, err);
     if (r == 0 && s->state == SB_DEAD)

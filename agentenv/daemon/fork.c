@@ -117,6 +117,7 @@ static int inherit(struct daemon *d, const char *id, V1(CreateRequest) * create,
     create->network = s->network;
     create->attempt = s->attempt;
     *owner = strdup(s->owner);
+    create->rules = s->rules ? network_rules_for_child(s, err) : NULL;
     sandbox_end(d, s, HOLD_EXEC);
     create->limits = limits;
     create->owner = *owner;
@@ -153,6 +154,7 @@ static int make_children(struct daemon *d, const V1(ForkRequest) * req, const ch
     reply->children = calloc(req->count, sizeof *reply->children);
     if (r == 0 && !reply->children)
         r = lh_fail_errno(err, ENOMEM, "fork of %s", req->id);
+    lh_automsg(V1(NetworkRules)) rules = create.rules;
     for (unsigned i = 0; r == 0 && i < req->count; i++) {
         r = make_child(d, req, &create, i, deadline_ms, &reply->children[i], err);
         reply->n_children += r == 0;

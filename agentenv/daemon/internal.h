@@ -38,12 +38,14 @@ struct sandbox {
     bool transient;
     Longhaul__Task__V1__Limits limits; /* resolved: no zero fields */
     Longhaul__Task__V1__Network network;
+    V1(NetworkRules) * rules; /* NULL = none */
 
     int state, cause;
     uint32_t attempt;
-    struct box *box;      /* NULL before it runs and after it is dead */
-    struct sandbox *over; /* held alone while its files lie below this one's */
-    int before;           /* its state before that */
+    struct gate_opening *opening; /* its rules, in effect; NULL = not */
+    struct box *box;              /* NULL before it runs and after it is dead */
+    struct sandbox *over;         /* held alone while its files lie below this one's */
+    int before;                   /* its state before that */
     pid_t init_pid;
 
     unsigned refs;   /* the table's and those of operations */
@@ -73,6 +75,7 @@ struct daemon {
     struct db *db;
     char *boot; /* id of this boot of the host */
     struct box_host *host;
+    struct gate *gate;
     const struct daemon_hooks *hooks;
     struct rpc_method methods[64]; /* of the service; lives as long as the server */
 
@@ -140,6 +143,7 @@ int registry_open(struct daemon *d, struct lh_error *err);
  * from (NULL = none), in one transaction. */
 int registry_insert(struct daemon *d, const struct sandbox *s, const char *kind, const char *key,
                     const char *from_snapshot, struct lh_error *err);
+int registry_set_rules(struct daemon *d, const struct sandbox *s, struct lh_error *err);
 int registry_set_running(struct daemon *d, const struct sandbox *s,
                          const struct box_identity *identity, struct lh_error *err);
 int registry_set_state(struct daemon *d, const char *id, int state, int cause,
@@ -166,6 +170,19 @@ int registry_each(struct daemon *d, registry_row_fn *fn, void *ctx, struct lh_er
 
 int registry_read_limits(Longhaul__Task__V1__Limits *to, sqlite3_stmt *row, int column,
                          struct lh_error *err);
+
+/* ---- network.c: what is open between a sandbox and the world ---- */
+
+/* INVALID_ARGUMENT for rules that cannot be; implies a loopback network.  Takes a copy. */
+int network_describe(struct sandbox *s, const V1(NetworkRules) * rules, struct lh_error *err);
+/* Opens what the rules say for a sandbox that runs; host ports that were left open are chosen and
+ * recorded.  Nothing without rules. */
+int network_open(struct daemon *d, struct sandbox *s, struct lh_error *err);
+void network_close(struct daemon *d, struct sandbox *s);
+/* The ports of a message; -1: no memory.  With daemon.lock held. */
+int network_fill(const struct sandbox *s, V1(Sandbox) * m);
+/* The rules of one that is to be made like it: with host ports of its own. */
+V1(NetworkRules) * network_rules_for_child(const struct sandbox *s, struct lh_error *err);
 
 /* ---- chain.c: the layers below a sandbox ---- */
 

@@ -39,6 +39,7 @@ static void report_death(struct daemon *d, struct sandbox *s)
                                 : LONGHAUL__SANDBOX__V1__DEATH_CAUSE__DEATH_KILLED;
     if (box_kill(s->box, &err) < 0) /* the kernel kills what a dead init leaves; we wait for it */
         lh_warn("processes of a dead sandbox", "sandbox=%s why=%s", s->id, err.message);
+    network_close(d, s);
     sandbox_set_state(d, s, SB_DEAD, cause);
     if (registry_set_state(d, s->id, SB_DEAD, cause, &err) < 0)
         lh_warn("death not recorded", "sandbox=%s why=%s", s->id, err.message);

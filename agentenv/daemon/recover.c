@@ -103,6 +103,8 @@ static int adopt(struct daemon *d, struct registry_row *row, struct lh_error *er
                     why.message, err);
     if (s->state != SB_FROZEN && box_thaw(s->box, &why) < 0) /* a freeze or seal was cut off */
         lh_warn("thaw failed", "sandbox=%s why=%s", s->id, why.message);
+    if (network_open(d, s, &why) < 0)
+        lh_warn("network not opened", "sandbox=%s why=%s", s->id, why.message);
     lh_info("sandbox adopted", "sandbox=%s pid=%d", s->id, s->init_pid);
     return monitor_add(d, s, err);
 }

@@ -3,6 +3,7 @@
  *   sandbox_layers   the sealed layers below its upper directory, 0 on top
  *   keys             idempotency keys and what they were given to; outlive it (snapshot/gc.c)
  *   snapshots, snapshot_layers, snapshot_owners, layers: snapshot/
+ *   network_rules    what is opened for a sandbox (daemon/network.c); goes with it
  *   layer_contents   addresses of layers by content; goes with the layer (snapshot/contents.c)
  * A layer lives while a row of sandbox_layers or snapshot_layers names it: reference counts that
  * cannot go wrong, because they are not counted. */
@@ -48,6 +49,8 @@ static const char *const schema[] = {
     "CREATE TABLE IF NOT EXISTS snapshot_layers(snapshot TEXT NOT NULL, pos INT NOT NULL,"
     " layer TEXT NOT NULL, PRIMARY KEY(snapshot, pos)) WITHOUT ROWID",
     "CREATE INDEX IF NOT EXISTS snapshot_layers_by_layer ON snapshot_layers(layer)",
+    "CREATE TABLE IF NOT EXISTS network_rules(sandbox TEXT PRIMARY KEY"
+    " REFERENCES sandboxes(id) ON DELETE CASCADE, rules BLOB NOT NULL) WITHOUT ROWID",
     "CREATE TABLE IF NOT EXISTS snapshot_owners(snapshot TEXT NOT NULL, owner TEXT NOT NULL,"
     " PRIMARY KEY(snapshot, owner)) WITHOUT ROWID",
     "CREATE INDEX IF NOT EXISTS snapshot_owners_by_owner ON snapshot_owners(owner)",
@@ -116,6 +119,17 @@ static int insert_row(struct daemon *d, const struct sandbox *s, struct lh_error
         (int)s->network, s->top_layer, d->boot);
 }
 
+int registry_set_rules(struct daemon *d, const struct sandbox *s, struct lh_error *err)
+{
+    size_t len;
+    lh_autofree uint8_t *rules = lh_pack(&s->rules->base, &len, err);
+
+    if (!rules)
+        return LH_RESOURCE_EXHAUSTED;
+    return db_run(d->db, err, "INSERT OR REPLACE INTO network_rules VALUES(?,?)", "sb", s->id,
+                  rules, len);
+}
+
 int registry_insert(struct daemon *d, const struct sandbox *s, const char *kind, const char *key,
                     const char *from_snapshot, struct lh_error *err)
 {
@@ -126,6 +140,8 @@ int registry_insert(struct daemon *d, const struct sandbox *s, const char *kind,
     r = insert_row(d, s, err);
     if (r == LH_ALREADY_EXISTS)
         lh_fail(err, r, "the name \"%s\" is taken by a living sandbox", s->name);
+    if (r == 0 && s->rules)
+        r = registry_set_rules(d, s, err);
     if (r == 0 && key)
         r = registry_bind_key(d, kind, key, s->id, err);
     /* Copied inside the transaction, so that gc cannot take the layers in between. */
@@ -221,6 +237,16 @@ int registry_read_limits(Longhaul__Task__V1__Limits *to, sqlite3_stmt *row, int 
     return 0;
 }
 
+static int read_rules(struct sandbox *s, sqlite3_stmt *row, int column, struct lh_error *err)
+{
+    if (sqlite3_column_type(row, column) == SQLITE_NULL)
+        return 0;
+    s->rules = (void *)lh_parse(
+        &longhaul__sandbox__v1__network_rules__descriptor, sqlite3_column_blob(row, column),
+        (size_t)sqlite3_column_bytes(row, column), (struct lh_parse_limits){0}, err);
+    return s->rules ? 0 : lh_wrap(err, "network rules in the registry");
+}
+
 static int read_row(void *ctx, sqlite3_stmt *row, struct lh_error *err)
 {
     struct each *e = ctx;
@@ -251,7 +277,7 @@ static int read_row(void *ctx, sqlite3_stmt *row, struct lh_error *err)
     s->init_pid = out.identity.init_pid;
     out.this_boot = !strcmp(db_text(row, at + 9), e->d->boot);
     if ((r = registry_read_limits(&s->limits, row, at + 10, err)) < 0 ||
-        (r = e->fn(e->ctx, &out, err)) < 0)
+        (r = read_rules(s, row, at + 11, err)) < 0 || (r = e->fn(e->ctx, &out, err)) < 0)
         sandbox_unref(e->d, s);
     return r;
 }
@@ -260,10 +286,11 @@ int registry_each(struct daemon *d, registry_row_fn *fn, void *ctx, struct lh_er
 {
     struct each e = {d, fn, ctx};
 
-    return db_each(d->db, err, read_row, &e,
-                   "SELECT id, name, image, image_id, image_path, snapshot, task, owner, top_layer,"
-                   " state, cause, attempt,"
-                   " created_ms, ttl_at_ms, transient, network, init_pid, start_ticks, boot, limits"
-                   " FROM sandboxes ORDER BY id",
-                   "");
+    return db_each(
+        d->db, err, read_row, &e,
+        "SELECT id, name, image, image_id, image_path, snapshot, task, owner, top_layer,"
+        " state, cause, attempt,"
+        " created_ms, ttl_at_ms, transient, network, init_pid, start_ticks, boot, limits,"
+        " rules FROM sandboxes LEFT JOIN network_rules ON sandbox=id ORDER BY id",
+        "");
 }

@@ -17,6 +17,7 @@ static int end_box(struct daemon *d, struct sandbox *s, struct lh_error *err)
     pthread_mutex_lock(&d->lock);
     s->ending = true;
     pthread_mutex_unlock(&d->lock);
+    network_close(d, s);
     int r = s->box ? box_kill(s->box, err) : 0;
     if (r == 0)
         r = sandbox_wait_execs(d, s, lh_now_ms() + EXECS_END_MS, err);

@@ -60,6 +60,7 @@ static void sandbox_free(struct sandbox *s)
 
     for (size_t i = 0; i < LH_ARRAY_SIZE(strings); i++)
         free(strings[i]);
+    lh_message_free(s->rules ? &s->rules->base : NULL);
     box_close(s->box);
     pthread_cond_destroy(&s->changed);
     free(s);
@@ -292,11 +293,14 @@ V1(Sandbox) * sandbox_message(struct daemon *d, struct sandbox *s, bool usage, s
     m->cause = (V1(DeathCause))s->cause;
     m->attempt = s->attempt;
     m->created_ms = s->created_ms;
+    bool filled = network_fill(s, m) == 0;
     bool lives = s->box && s->state != SB_DEAD;
     m->init_pid = lives ? s->init_pid : 0;
-    bool ask = usage && lives && !s->busy;
+    bool ask = usage && lives && filled && !s->busy;
     s->execs += ask; /* keeps the box */
     pthread_mutex_unlock(&d->lock);
+    if (!filled)
+        return lh_fail_errno(err, ENOMEM, "describing sandbox %s", s->id), NULL;
     if (!ask)
         return lh_steal(&m);
     if (box_usage(s->box, &u, NULL) == 0) {

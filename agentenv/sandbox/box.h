@@ -257,6 +257,9 @@ int box_root_fd(struct box *b, struct lh_error *err);
 /* The same of a dead box, read-only; only when every process of it has gone. */
 int box_dead_root_fd(struct box *b, struct lh_error *err);
 
+/* Its network namespace; the caller closes it. */
+int box_net_fd(struct box *b, struct lh_error *err);
+
 /* Opens `path` inside the root that box_root_fd() gave: no symbolic link, magic link or ".." leads
  * out of it or onto another mount (/proc, device nodes).  flags and mode as in open(2). */
 int box_open_in(int root_fd, const char *path, int flags, mode_t mode, struct lh_error *err);

@@ -13,15 +13,25 @@
 
 /* The pid could be reused between the look-up and the open: a signal 0 through the pidfd afterwards
  * proves that it was still init's. */
-int box_root_fd(struct box *b, struct lh_error *err)
+static int open_of_init(struct box *b, const char *what, int flags, struct lh_error *err)
 {
     char path[64];
 
-    snprintf(path, sizeof path, "/proc/%d/root", b->identity.init_pid);
-    lh_autoclose int fd = open(path, O_PATH | O_DIRECTORY | O_CLOEXEC);
+    snprintf(path, sizeof path, "/proc/%d/%s", b->identity.init_pid, what);
+    lh_autoclose int fd = open(path, flags | O_CLOEXEC);
     if (fd < 0 || syscall(SYS_pidfd_send_signal, b->pidfd, 0, NULL, 0) < 0)
         return lh_fail(err, LH_UNAVAILABLE, "sandbox %s has died", b->id);
     return lh_steal_fd(&fd);
+}
+
+int box_root_fd(struct box *b, struct lh_error *err)
+{
+    return open_of_init(b, "root", O_PATH | O_DIRECTORY, err);
+}
+
+int box_net_fd(struct box *b, struct lh_error *err)
+{
+    return open_of_init(b, "ns/net", O_RDONLY, err);
 }
 
 int box_open_in(int root_fd, const char *path, int flags, mode_t mode, struct lh_error *err)
