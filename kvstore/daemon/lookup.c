@@ -156,11 +156,11 @@ static int go_on(struct kv_call *c, const struct lookup *l, struct lh_error *err
 {
     struct kv_service *s = c->service;
     struct kv_wait *w = &c->peer->wait;
-    enum kv_load load = KV_LOADED;
+    enum kv_fetch fetch = KV_FETCHED;
 
     while (w->hit) {
         if (w->hit->phase == KV_VISIBLE && !kv_root_of(&s->index, w->hit)->retired) {
-            load = kv_exchange_load(&s->exchange, w->hit, w->from, c->now_us);
+            fetch = kv_exchange_load(&s->exchange, w->hit, w->from, c->now_us);
             break;
         }
         int64_t deadline_us = w->deadline_us;
@@ -169,9 +169,9 @@ static int go_on(struct kv_call *c, const struct lookup *l, struct lh_error *err
         if (hit)
             begin_wait(c, hit, l->at_least, deadline_us);
     }
-    if (load == KV_LOADED)
+    if (fetch == KV_FETCHED)
         return answer_with(c, l, w->hit, err);
-    if (load == KV_LOADING && c->now_us < w->deadline_us) {
+    if (fetch == KV_FETCHING && c->now_us < w->deadline_us) {
         c->later = true;
         return 0;
     }

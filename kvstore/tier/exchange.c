@@ -177,25 +177,25 @@ static bool load_part(struct kv_exchange *x, struct kv_node *n, enum kv_part par
     return true;
 }
 
-enum kv_load kv_exchange_load(struct kv_exchange *x, struct kv_node *hit, uint32_t from,
-                              int64_t now_us)
+enum kv_fetch kv_exchange_load(struct kv_exchange *x, struct kv_node *hit, uint32_t from,
+                               int64_t now_us)
 {
-    enum kv_load result = KV_LOADED;
+    enum kv_fetch result = KV_FETCHED;
 
     for (struct kv_node *n = hit; n && n->unit >= from; n = kv_parent(x->index, n))
         for (int part = 0; part < (n == hit ? KV_PARTS : KV_STATE); part++) {
             if (!is_missing(n, part))
                 continue;
-            result = KV_LOADING;
+            result = KV_FETCHING;
             bool ready = kv_disk_ready(x->disk, false, now_us);
             if (x->disk->stalled)
-                return KV_UNLOADABLE;
+                return KV_UNFETCHABLE;
             if (n->loading & 1u << part)
                 continue;
             if (!ready)
-                return KV_LOADING;
+                return KV_FETCHING;
             if (!load_part(x, n, part, now_us))
-                return KV_UNLOADABLE;
+                return KV_UNFETCHABLE;
         }
     return result;
 }

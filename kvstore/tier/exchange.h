@@ -33,10 +33,10 @@ void kv_exchange_finish(struct kv_exchange *x);
 /* A visible node may have something that is not on disk. */
 void kv_exchange_offer(struct kv_exchange *x, struct kv_node *n);
 
-enum kv_load { KV_LOADED, KV_LOADING, KV_UNLOADABLE };
+enum kv_fetch { KV_FETCHED, KV_FETCHING, KV_UNFETCHABLE };
 /* Brings units from..hit and the state of `hit` into memory.  The caller has pinned them all. */
-enum kv_load kv_exchange_load(struct kv_exchange *x, struct kv_node *hit, uint32_t from,
-                              int64_t now_us);
+enum kv_fetch kv_exchange_load(struct kv_exchange *x, struct kv_node *hit, uint32_t from,
+                               int64_t now_us);
 /* True when everything of units from..hit is in memory. */
 bool kv_exchange_is_loaded(const struct kv_index *ix, const struct kv_node *hit, uint32_t from);
 
