@@ -218,12 +218,13 @@ static int copy_options(struct rpc_server *s, const struct rpc_server_options *o
             return r;
     }
     s->max_message = o->max_message ? o->max_message : RPC_MAX_MESSAGE;
-    s->n_services = o->n_services;
+    s->n_services = o->n_services + 1;
     s->path = strdup(o->path);
     s->services = calloc(o->n_services + 1, sizeof *s->services);
     if (!s->path || !s->services)
         return lh_fail(err, LH_RESOURCE_EXHAUSTED, "no memory for a server");
     memcpy(s->services, o->services, o->n_services * sizeof *s->services);
+    s->services[o->n_services] = rpc_reflection;
     return 0;
 }
 
