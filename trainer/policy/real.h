@@ -1,5 +1,6 @@
-/* Arithmetic of the CPU's ops.  They are compiled for float, for float with AVX2 and FMA, and for
- * double; meson.build sets POLICY_ISA.
+/* One source, three builds: the ops are compiled for float, for float with AVX2 and FMA, and for
+ * double (finite differences); the network over them for float and double.  meson.build sets
+ * POLICY_F64 and POLICY_ISA.
  *
  * Results are equal bit for bit whichever loop shape the compiler picks, because nothing here is
  * left to it: no -ffast-math, no contraction (-ffp-contract=off, fused multiply-add is written
@@ -16,11 +17,16 @@
 #include <immintrin.h>
 #endif
 
-#include "trainer/policy/kind.h"
+#define POLICY_CAT_(a, b) a##b
+#define POLICY_CAT(a, b)  POLICY_CAT_(a, b)
 
 #ifdef POLICY_F64
+typedef double real;
+#define R(name)  name##_f64
 #define RM(name) name /* of libm */
 #else
+typedef float real;
+#define R(name)  name##_f32
 #define RM(name) name##f
 #endif
 #define OP(name) POLICY_CAT(name, POLICY_ISA)

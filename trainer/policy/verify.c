@@ -14,7 +14,7 @@ struct run {
     FILE *out;
     struct policy_model *m;
     struct safetensors *ref;
-    void *weights;
+    float *weights;
     int sequences, length, vocab;
     struct policy_report *report;
 };
@@ -49,15 +49,10 @@ static double print_gap(const struct run *r, const char *name, const struct gap 
     return x;
 }
 
-static const struct policy_bounds exact = {1e-4, 1e-4, 1e-4, 1e-3, true};
-static const struct policy_bounds rounded = {3 * 0.652, 3 * 0.0584, 3 * 0.0584, 3 * 1.388, false};
-
 bool policy_report_passes(const struct policy_report *r)
 {
-    const struct policy_bounds *b = r->bounds;
-
-    return r->logits <= b->logits && r->logprobs <= b->logprobs && r->loss <= b->loss &&
-           r->gradients <= b->gradients && (r->greedy || !b->greedy);
+    return r->logits <= POLICY_BOUND_LOGITS && r->logprobs <= POLICY_BOUND_LOGITS &&
+           r->loss <= POLICY_BOUND_LOGITS && r->gradients <= POLICY_BOUND_GRADIENTS && r->greedy;
 }
 
 /* The tensor `name`, of a type and a number of elements (0 = any). */
@@ -81,76 +76,45 @@ static void *copy_of(const void *data, size_t count)
     return p ? memcpy(p, data, count * 4) : NULL; /* the map is not aligned */
 }
 
-/* Backend memory. */
-struct memory {
-    const struct policy_model *m;
-    void *at;
-};
-
-static void memory_release(struct memory *x)
+static float *aligned_floats(size_t bytes)
 {
-    policy_free(x->m, x->at);
+    return aligned_alloc(64, (bytes + 63) / 64 * 64);
 }
 
-#define AUTO_MEMORY __attribute__((cleanup(memory_release))) struct memory
-
-/* Of `bytes`, zero unless `dirty`. */
-static int take(struct memory *x, size_t bytes, bool dirty, struct lh_error *err)
-{
-    lh_autofree void *zeros = dirty ? NULL : calloc(1, bytes + 1);
-
-    if (!dirty && !zeros)
-        return lh_fail(err, LH_RESOURCE_EXHAUSTED, "verify: out of memory");
-    x->at = policy_alloc(x->m, bytes, err);
-    if (!x->at)
-        return LH_RESOURCE_EXHAUSTED;
-    return dirty ? 0 : policy_put(x->m, x->at, zeros, bytes, err);
-}
-
-/* One sequence's pages, the table of them, and state. */
+/* One sequence's pages and state; `memory` holds them. */
 struct sequence {
-    struct memory memory;
-    float **pages, *state;
+    float *memory, *state, **pages;
 };
 
 static void sequence_finish(struct sequence *s)
 {
-    memory_release(&s->memory);
+    free(s->memory);
+    free(s->pages);
 }
 
 static int sequence_init(struct sequence *s, const struct policy_model *m, int tokens,
                          struct lh_error *err)
 {
     size_t n = ((size_t)tokens + PAGE_TOKENS - 1) / PAGE_TOKENS;
-    size_t page = PAGE_TOKENS * policy_kv_floats(m) * policy_number_bytes(m);
-    size_t table = n * sizeof(float *), state = policy_state_floats(m) * sizeof(float);
-    lh_autofree float **pages = calloc(n, sizeof *pages);
-    char *at;
-    int rc;
+    size_t page = PAGE_TOKENS * policy_kv_floats(m);
 
-    s->memory = (struct memory){.m = m};
-    if (!pages)
+    s->memory = calloc(n * page + policy_state_floats(m) + 1, sizeof *s->memory);
+    s->pages = calloc(n, sizeof *s->pages);
+    if (!s->memory || !s->pages)
         return lh_fail(err, LH_RESOURCE_EXHAUSTED, "sequence: out of memory");
-    rc = take(&s->memory, table + state + n * page, false, err);
-    if (rc)
-        return rc;
-    s->pages = s->memory.at;
-    at = (char *)s->memory.at + table;
-    s->state = (float *)(void *)at;
     for (size_t i = 0; i < n; i++)
-        pages[i] = (float *)(void *)(at + state + i * page);
-    return policy_put(m, s->pages, pages, table, err);
+        s->pages[i] = s->memory + i * page;
+    s->state = s->memory + n * page;
+    return 0;
 }
 
 static int check_logits(struct run *r, struct policy_exec *x, const int32_t *ids, const float *want,
                         struct lh_error *err)
 {
-    size_t size = (size_t)r->length * (size_t)r->vocab, bytes = size * sizeof(float);
-    lh_autofree float *logits = malloc(bytes);
-    AUTO_MEMORY made = {.m = r->m};
+    size_t size = (size_t)r->length * (size_t)r->vocab;
+    lh_autofree float *logits = malloc(size * sizeof *logits);
     struct gap g = {0};
-    int rc = logits ? take(&made, bytes, true, err)
-                    : lh_fail(err, LH_RESOURCE_EXHAUSTED, "logits: out of memory");
+    int rc = logits ? 0 : lh_fail(err, LH_RESOURCE_EXHAUSTED, "logits: out of memory");
 
     for (int i = 0; !rc && i < r->sequences; i++) {
         struct sequence s = {0};
@@ -159,14 +123,12 @@ static int check_logits(struct run *r, struct policy_exec *x, const int32_t *ids
         if (!rc) {
             struct policy_chunk c = {ids + i * r->length, r->length, 0, s.pages, s.state, 0};
 
-            rc = policy_forward(x, &c, 1, made.at, err);
-            if (!rc)
-                rc = policy_get(r->m, logits, made.at, bytes, err);
+            rc = policy_forward(x, &c, 1, logits, err);
             gap_add(&g, logits, want + (size_t)i * size, size);
         }
         sequence_finish(&s);
     }
-    r->report->logits = print_gap(r, "logits", &g, r->report->bounds->logits);
+    r->report->logits = print_gap(r, "logits", &g, POLICY_BOUND_LOGITS);
     return rc;
 }
 
@@ -174,21 +136,16 @@ static int check_logits(struct run *r, struct policy_exec *x, const int32_t *ids
 static int check_greedy(struct run *r, struct policy_exec *x, const int32_t *want, int total,
                         int prompt, struct lh_error *err)
 {
-    size_t bytes = (size_t)r->vocab * sizeof(float);
-    lh_autofree float *logits = malloc(bytes);
-    AUTO_MEMORY made = {.m = r->m};
+    lh_autofree float *logits = malloc((size_t)r->vocab * sizeof *logits);
     struct sequence s = {0};
     int same = prompt, rc = sequence_init(&s, r->m, total, err);
 
-    if (!rc)
-        rc = logits ? take(&made, bytes, true, err)
-                    : lh_fail(err, LH_RESOURCE_EXHAUSTED, "logits: out of memory");
+    if (!rc && !logits)
+        rc = lh_fail(err, LH_RESOURCE_EXHAUSTED, "logits: out of memory");
     for (int at = 0; !rc && same < total; at = same++) {
         struct policy_chunk c = {want + at, same - at, at, s.pages, s.state, same - at - 1};
 
-        rc = policy_forward(x, &c, 1, made.at, err);
-        if (!rc)
-            rc = policy_get(r->m, logits, made.at, bytes, err);
+        rc = policy_forward(x, &c, 1, logits, err);
         if (!rc && policy_sample(logits, r->vocab, 0, 0, 0) != want[same])
             break;
     }
@@ -202,7 +159,7 @@ static int check_greedy(struct run *r, struct policy_exec *x, const int32_t *wan
 static int check_rollout(struct run *r, const int32_t *ids, struct lh_error *err)
 {
     size_t bytes = policy_exec_bytes(r->m, r->length);
-    AUTO_MEMORY arena = {.m = r->m};
+    lh_autofree float *arena = aligned_floats(bytes);
     lh_autofree float *want = NULL;
     lh_autofree int32_t *continued = NULL;
     lh_auto(policy_exec) x = NULL;
@@ -216,17 +173,14 @@ static int check_rollout(struct run *r, const int32_t *ids, struct lh_error *err
     total = (int)safetensors_find(r->ref, "greedy")->count;
     want = copy_of(logits, size);
     continued = copy_of(greedy, (size_t)total);
-    if (!want || !continued)
+    if (!arena || !want || !continued)
         return lh_fail(err, LH_RESOURCE_EXHAUSTED, "verify: out of memory");
-    rc = take(&arena, bytes, true, err);
-    if (rc)
-        return rc;
     for (prompt = 0; prompt < total && prompt < r->length && continued[prompt] == ids[prompt];)
         prompt++;
     prompt = prompt < 48 ? prompt : 48;
     if (prompt < 1)
         return lh_fail(err, LH_INVALID_ARGUMENT, "reference: greedy does not continue input_ids");
-    x = policy_exec_create(r->m, r->weights, arena.at, bytes, r->length, PAGE_TOKENS, err);
+    x = policy_exec_create(r->m, r->weights, arena, bytes, r->length, PAGE_TOKENS, err);
     if (!x)
         return LH_INTERNAL;
     rc = check_logits(r, x, ids, want, err);
@@ -340,7 +294,7 @@ static int check_gradients(struct run *r, const float *grads, struct lh_error *e
         if (gaps[i].compared != t->count)
             return lh_fail(err, LH_INVALID_ARGUMENT, "reference: %s belongs to no parameter",
                            t->name);
-        x = print_gap(r, t->name, &gaps[i], r->report->bounds->gradients);
+        x = print_gap(r, t->name, &gaps[i], POLICY_BOUND_GRADIENTS);
         r->report->gradients = x > r->report->gradients || isnan(x) ? x : r->report->gradients;
     }
     return 0;
@@ -367,7 +321,7 @@ static int train_all(struct run *r, struct policy_trainer *t, const int32_t *ids
         }
         rc = policy_train_backward(t, d, grads, err);
     }
-    r->report->logprobs = print_gap(r, "logprobs", &g, r->report->bounds->logprobs);
+    r->report->logprobs = print_gap(r, "logprobs", &g, POLICY_BOUND_LOGITS);
     return rc;
 }
 
@@ -375,10 +329,8 @@ static int check_training(struct run *r, const int32_t *ids, struct lh_error *er
 {
     size_t bytes = policy_trainer_bytes(r->m, r->length);
     size_t positions = (size_t)r->sequences * (size_t)(r->length - 1);
-    size_t size = policy_model_floats(r->m) * sizeof(float);
-    AUTO_MEMORY arena = {.m = r->m};
-    AUTO_MEMORY made = {.m = r->m};
-    lh_autofree float *grads = malloc(size);
+    lh_autofree float *arena = aligned_floats(bytes);
+    lh_autofree float *grads = calloc(policy_model_floats(r->m), sizeof *grads);
     lh_autofree float *logprobs = NULL, *weights = NULL;
     lh_auto(policy_trainer) t = NULL;
     const void *a = need(r, "logprobs", ST_F32, positions, err);
@@ -393,33 +345,23 @@ static int check_training(struct run *r, const int32_t *ids, struct lh_error *er
         return LH_INVALID_ARGUMENT;
     logprobs = copy_of(a, positions);
     weights = copy_of(b, positions);
-    if (!grads || !logprobs || !weights)
+    if (!arena || !grads || !logprobs || !weights)
         return lh_fail(err, LH_RESOURCE_EXHAUSTED, "verify: out of memory");
-    rc = take(&arena, bytes, true, err);
-    if (!rc)
-        rc = take(&made, size, false, err);
-    if (rc)
-        return rc;
-    t = policy_trainer_create(r->m, r->weights, arena.at, bytes, r->length, err);
-    rc = t ? train_all(r, t, ids, logprobs, weights, made.at, &sum, err) : LH_INTERNAL;
-    if (!rc)
-        rc = policy_get(r->m, grads, made.at, size, err);
+    t = policy_trainer_create(r->m, r->weights, arena, bytes, r->length, err);
+    rc = t ? train_all(r, t, ids, logprobs, weights, grads, &sum, err) : LH_INTERNAL;
     if (rc)
         return rc;
     memcpy(&want, c, sizeof want);
     loss = (float)sum;
     gap_add(&g, &loss, &want, 1);
-    r->report->loss = print_gap(r, "loss", &g, r->report->bounds->loss);
+    r->report->loss = print_gap(r, "loss", &g, POLICY_BOUND_LOGITS);
     return check_gradients(r, grads, err);
 }
 
 static int verify(struct run *r, const char *dir, struct lh_error *err)
 {
     const struct safetensor *t = safetensors_find(r->ref, "input_ids");
-    size_t bytes = policy_model_floats(r->m) * sizeof(float);
-    AUTO_MEMORY weights = {.m = r->m};
     lh_autofree int32_t *ids = NULL;
-    lh_autofree float *host = NULL;
     int rc;
 
     if (!t || t->type != ST_I32 || t->dims != 2 || t->shape[1] < 2 || t->count > 1 << 20 ||
@@ -430,22 +372,17 @@ static int verify(struct run *r, const char *dir, struct lh_error *err)
     r->length = (int)t->shape[1];
     r->vocab = policy_model_config(r->m)->vocab;
     ids = copy_of(t->data, t->count);
-    host = malloc(bytes);
-    if (!ids || !host)
+    r->weights = aligned_floats(policy_model_floats(r->m) * sizeof(float));
+    if (!ids || !r->weights)
         return lh_fail(err, LH_RESOURCE_EXHAUSTED, "verify: out of memory");
-    rc = policy_load(r->m, dir, host, err);
-    if (!rc)
-        rc = take(&weights, policy_model_floats(r->m) * policy_number_bytes(r->m), true, err);
-    if (!rc)
-        rc = policy_put_weights(r->m, weights.at, host, err);
-    r->weights = weights.at;
+    rc = policy_load(r->m, dir, r->weights, err);
     fprintf(r->out, "%-68s %10s\n", "", "error");
     if (!rc)
         rc = check_rollout(r, ids, err);
     return rc ? rc : check_training(r, ids, err);
 }
 
-int policy_verify(const char *model_dir, const char *reference, const char *backend, FILE *out,
+int policy_verify(const char *model_dir, const char *reference, FILE *out,
                   struct policy_report *report, struct lh_error *err)
 {
     lh_auto(policy_model) m = policy_model_open(model_dir, err);
@@ -456,9 +393,7 @@ int policy_verify(const char *model_dir, const char *reference, const char *back
     memset(report, 0, sizeof *report);
     if (!ref)
         return LH_INVALID_ARGUMENT;
-    rc = policy_model_use(m, backend, err);
-    report->bounds = policy_number_bytes(m) == 2 ? &rounded : &exact;
-    if (!rc)
-        rc = verify(&r, model_dir, err);
+    rc = verify(&r, model_dir, err);
+    free(r.weights);
     return rc ? lh_wrap(err, "verifying %s with %s", model_dir, reference) : 0;
 }
