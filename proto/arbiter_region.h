@@ -8,7 +8,6 @@
 #include <stdint.h>
 
 #include "longhaul/arbiter/v1/arbiter.pb-c.h"
-#include "proto/arbiter_device.h"
 #include "proto/error.h"
 
 struct arbiter_region {
@@ -18,15 +17,12 @@ struct arbiter_region {
     Longhaul__Arbiter__V1__Park park;
     void *addr; /* never changes once it is known */
     size_t bytes, mapped;
-    bool on_device;
-    struct arbiter_device device; /* in the place of addr and what follows */
-    int park_fd;                  /* unnamed file with the parked content, -1 = none */
+    int park_fd; /* unnamed file with the parked content, -1 = none */
     bool parked;
 };
 
-/* On the device KEEP alone means every phase: HOST is copied there. */
 struct arbiter_region *arbiter_region_create(const char *name, unsigned phases,
-                                             Longhaul__Arbiter__V1__Park park, bool on_device,
+                                             Longhaul__Arbiter__V1__Park park,
                                              struct lh_error *err);
 void arbiter_region_destroy(struct arbiter_region *r);
 
