@@ -33,6 +33,7 @@ struct arbiter {
     pthread_mutex_t lock, calling;
     pthread_cond_t changed;
     struct arbiter_region *regions; /* under lock */
+    struct arbiter_imports imports; /* likewise */
     enum arbiter_phase phase;       /* 0 while a switch runs */
     uint64_t epoch;
     bool lost, stop;
@@ -65,7 +66,13 @@ static int take_grant(struct arbiter *a, const Longhaul__Arbiter__V1__Grant *g, 
 
     if (!r || g->n_bytes != n_fds)
         return lh_fail(err, LH_INTERNAL, "arbiterd granted what was not asked for");
-    return arbiter_region_map(r, g->region->bytes, g->bytes, fds, n_fds, g->writable, err);
+    if (!r->on_device)
+        return arbiter_region_map(r, g->region->bytes, g->bytes, fds, n_fds, g->writable, err);
+    if (g->n_ids != n_fds)
+        return lh_fail(err, LH_INTERNAL, "arbiterd granted device chunks without their numbers");
+    int rc = arbiter_device_map(&r->device, &a->imports, g->region->bytes, g->bytes, g->ids, fds,
+                                n_fds, err);
+    return rc ? lh_wrap(err, "region %s", r->name) : 0;
 }
 
 /* Everything the next phase does not grant is parked and unmapped.  Returns the bytes still mapped
@@ -78,11 +85,15 @@ static uint64_t give_back(struct arbiter *a, unsigned next)
     LH_LOCKED(&a->lock);
     a->phase = 0;
     for (struct arbiter_region *r = a->regions; r; r = r->next) {
-        if (r->phases >> next & 1 || !r->mapped)
+        if (r->phases >> next & 1 || !(r->mapped || r->device.mapped))
             continue;
-        if (arbiter_region_unmap(r, &err) < 0) {
-            lh_err("unmap", "%s", err.message);
-            kept += r->mapped;
+        int rc = r->on_device
+                     ? arbiter_device_unmap(&r->device,
+                                            r->park == LONGHAUL__ARBITER__V1__PARK__PARK_HOST, &err)
+                     : arbiter_region_unmap(r, &err);
+        if (rc < 0) {
+            lh_err("unmap", "%s: %s", r->name, err.message);
+            kept += r->mapped + r->device.mapped;
         }
     }
     return kept;
@@ -204,8 +215,7 @@ static Longhaul__Arbiter__V1__ServerMessage *call(struct arbiter *a,
     LH_LOCKED(&a->lock);
     while (a->answered != m->call && !a->lost)
         if (!wait_changed(a, deadline))
-            return lh_fail(err, LH_UNAVAILABLE, "arbiterd did not answer within %d ms", timeout_ms),
-                   NULL;
+            return lh_fail(err, LH_DEADLINE_EXCEEDED, "arbiterd did not answer in time"), NULL;
     if (a->answered != m->call)
         return lh_fail(err, LH_UNAVAILABLE, "arbiterd is gone"), NULL;
     Longhaul__Arbiter__V1__ServerMessage *answer = lh_steal(&a->answer);
@@ -275,6 +285,20 @@ struct arbiter *arbiter_connect(const struct arbiter_options *o, struct lh_error
     return a;
 }
 
+/* Mappings on the GPU show in no file of /proc: without this word arbiterd ends the process. */
+static void say_goodbye(struct arbiter *a)
+{
+    Longhaul__Arbiter__V1__ClientMessage m = LONGHAUL__ARBITER__V1__CLIENT_MESSAGE__INIT;
+    Longhaul__Arbiter__V1__RevokeAck ack = LONGHAUL__ARBITER__V1__REVOKE_ACK__INIT;
+    struct lh_error err;
+
+    ack.leaving = true;
+    m.body_case = LONGHAUL__ARBITER__V1__CLIENT_MESSAGE__BODY_REVOKE_ACK;
+    m.revoke_ack = &ack;
+    if (send_message(a, &m, &err) < 0)
+        lh_warn("goodbye", "%s", err.message);
+}
+
 void arbiter_destroy(struct arbiter *a)
 {
     if (!a)
@@ -289,6 +313,9 @@ void arbiter_destroy(struct arbiter *a)
         a->regions = r->next;
         arbiter_region_destroy(r);
     }
+    if (a->imports.n)
+        say_goodbye(a);
+    arbiter_imports_finish(&a->imports);
     close(a->fd);
     lh_message_free(a->answer ? &a->answer->base : NULL);
     pthread_cond_destroy(&a->changed);
@@ -318,54 +345,102 @@ static struct arbiter_region *acquire(struct arbiter *a, struct arbiter_region *
     return r;
 }
 
-int arbiter_declare(struct arbiter *a, const char *name, Longhaul__Arbiter__V1__Class class,
-                    size_t bytes, unsigned phases, Longhaul__Arbiter__V1__Park park, void **addr,
-                    struct lh_error *err)
+static struct arbiter_region *declare(struct arbiter *a, const char *name,
+                                      Longhaul__Arbiter__V1__Class class, size_t bytes,
+                                      unsigned phases, Longhaul__Arbiter__V1__Park park,
+                                      bool on_device, struct lh_error *err)
 {
     Longhaul__Arbiter__V1__ClientMessage m = LONGHAUL__ARBITER__V1__CLIENT_MESSAGE__INIT;
     Longhaul__Arbiter__V1__DeclareRequest d = LONGHAUL__ARBITER__V1__DECLARE_REQUEST__INIT;
     Longhaul__Arbiter__V1__Region region = LONGHAUL__ARBITER__V1__REGION__INIT;
-    struct lh_error local;
+    struct arbiter_region *r = arbiter_region_create(name, phases, park, on_device, err);
 
-    err = err ? err : &local;
-    struct arbiter_region *r = arbiter_region_create(name, phases, park, err);
     if (!r)
-        return err->code;
+        return NULL;
     region.name = r->name;
     region.class_ = class;
     region.bytes = bytes;
     region.phases = r->phases;
     region.park = park;
+    region.device = on_device;
     d.region = &region;
     m.body_case = LONGHAUL__ARBITER__V1__CLIENT_MESSAGE__BODY_DECLARE;
     m.declare = &d;
     r = acquire(a, r, &m, err);
     if (!r)
-        return lh_wrap(err, "region %s", name);
+        lh_wrap(err, "region %s", name);
+    return r;
+}
+
+int arbiter_declare(struct arbiter *a, const char *name, Longhaul__Arbiter__V1__Class class,
+                    size_t bytes, unsigned phases, Longhaul__Arbiter__V1__Park park, void **addr,
+                    struct lh_error *err)
+{
+    struct lh_error local;
+
+    err = err ? err : &local;
+    struct arbiter_region *r = declare(a, name, class, bytes, phases, park, false, err);
+    if (!r)
+        return err->code;
     *addr = r->addr;
     return 0;
+}
+
+int arbiter_declare_device(struct arbiter *a, const char *name, Longhaul__Arbiter__V1__Class class,
+                           size_t bytes, unsigned phases, Longhaul__Arbiter__V1__Park park,
+                           uint64_t *addr, struct lh_error *err)
+{
+    struct lh_error local;
+
+    err = err ? err : &local;
+    struct arbiter_region *r = declare(a, name, class, bytes, phases, park, true, err);
+    if (!r)
+        return err->code;
+    *addr = r->device.addr;
+    return 0;
+}
+
+static struct arbiter_region *attach(struct arbiter *a, const char *name, bool on_device,
+                                     struct lh_error *err)
+{
+    Longhaul__Arbiter__V1__ClientMessage m = LONGHAUL__ARBITER__V1__CLIENT_MESSAGE__INIT;
+    Longhaul__Arbiter__V1__AttachRequest q = LONGHAUL__ARBITER__V1__ATTACH_REQUEST__INIT;
+    struct arbiter_region *r = arbiter_region_create(
+        name, ARBITER_ALL_PHASES, LONGHAUL__ARBITER__V1__PARK__PARK_KEEP, on_device, err);
+
+    if (!r)
+        return NULL;
+    q.name = r->name;
+    m.body_case = LONGHAUL__ARBITER__V1__CLIENT_MESSAGE__BODY_ATTACH;
+    m.attach = &q;
+    return acquire(a, r, &m, err);
 }
 
 int arbiter_attach(struct arbiter *a, const char *name, const void **addr, size_t *bytes,
                    struct lh_error *err)
 {
-    Longhaul__Arbiter__V1__ClientMessage m = LONGHAUL__ARBITER__V1__CLIENT_MESSAGE__INIT;
-    Longhaul__Arbiter__V1__AttachRequest q = LONGHAUL__ARBITER__V1__ATTACH_REQUEST__INIT;
     struct lh_error local;
 
     err = err ? err : &local;
-    struct arbiter_region *r = arbiter_region_create(name, ARBITER_ALL_PHASES,
-                                                     LONGHAUL__ARBITER__V1__PARK__PARK_KEEP, err);
-    if (!r)
-        return err->code;
-    q.name = r->name;
-    m.body_case = LONGHAUL__ARBITER__V1__CLIENT_MESSAGE__BODY_ATTACH;
-    m.attach = &q;
-    r = acquire(a, r, &m, err);
+    struct arbiter_region *r = attach(a, name, false, err);
     if (!r)
         return err->code;
     *addr = r->addr;
     *bytes = r->bytes;
+    return 0;
+}
+
+int arbiter_attach_device(struct arbiter *a, const char *name, uint64_t *addr, size_t *bytes,
+                          struct lh_error *err)
+{
+    struct lh_error local;
+
+    err = err ? err : &local;
+    struct arbiter_region *r = attach(a, name, true, err);
+    if (!r)
+        return err->code;
+    *addr = r->device.addr;
+    *bytes = r->device.bytes;
     return 0;
 }
 

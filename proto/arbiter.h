@@ -49,6 +49,15 @@ int arbiter_declare(struct arbiter *a, const char *name, Longhaul__Arbiter__V1__
 int arbiter_attach(struct arbiter *a, const char *name, const void **addr, size_t *bytes,
                    struct lh_error *err);
 
+/* The same in memory of the first GPU; *addr is a device address (CUdeviceptr).  UNAVAILABLE where
+ * arbiterd has no GPU.  HOST parks in pinned memory, which the client keeps.  on_revoke must have
+ * no work in flight when it returns.  Readers of WEIGHTS can write on a GPU, and must not. */
+int arbiter_declare_device(struct arbiter *a, const char *name, Longhaul__Arbiter__V1__Class class,
+                           size_t bytes, unsigned phases, Longhaul__Arbiter__V1__Park park,
+                           uint64_t *addr, struct lh_error *err);
+int arbiter_attach_device(struct arbiter *a, const char *name, uint64_t *addr, size_t *bytes,
+                          struct lh_error *err);
+
 enum arbiter_phase arbiter_phase_now(const struct arbiter *a);
 /* Blocks until the phase is `phase` and this client's regions of it are mapped. */
 int arbiter_wait_phase(struct arbiter *a, enum arbiter_phase phase, int64_t deadline_ms,

@@ -11,7 +11,8 @@
 #include "proto/arbiter.h"
 
 struct arbiter_region *arbiter_region_create(const char *name, unsigned phases,
-                                             Longhaul__Arbiter__V1__Park park, struct lh_error *err)
+                                             Longhaul__Arbiter__V1__Park park, bool on_device,
+                                             struct lh_error *err)
 {
     struct arbiter_region *r = calloc(1, sizeof *r);
 
@@ -25,8 +26,9 @@ struct arbiter_region *arbiter_region_create(const char *name, unsigned phases,
     r->park = park;
     r->park_fd = -1;
     r->phases = phases;
+    r->on_device = on_device;
     if (park == LONGHAUL__ARBITER__V1__PARK__PARK_KEEP ||
-        park == LONGHAUL__ARBITER__V1__PARK__PARK_HOST) /* as arbiterd has it */
+        (park == LONGHAUL__ARBITER__V1__PARK__PARK_HOST && !on_device)) /* as arbiterd has it */
         r->phases = ARBITER_ALL_PHASES;
     return r;
 }
@@ -35,6 +37,7 @@ void arbiter_region_destroy(struct arbiter_region *r)
 {
     if (!r)
         return;
+    arbiter_device_finish(&r->device);
     if (r->addr)
         munmap(r->addr, r->bytes);
     if (r->park_fd >= 0)

@@ -8,6 +8,7 @@
 #include <stdint.h>
 
 #include "longhaul/arbiter/v1/arbiter.pb-c.h"
+#include "proto/arbiter_device.h"
 #include "proto/error.h"
 
 struct arbiter_region {
@@ -17,12 +18,15 @@ struct arbiter_region {
     Longhaul__Arbiter__V1__Park park;
     void *addr; /* never changes once it is known */
     size_t bytes, mapped;
-    int park_fd; /* unnamed file with the parked content, -1 = none */
+    bool on_device;
+    struct arbiter_device device; /* in the place of addr and what follows */
+    int park_fd;                  /* unnamed file with the parked content, -1 = none */
     bool parked;
 };
 
+/* On the device KEEP alone means every phase: HOST is copied there. */
 struct arbiter_region *arbiter_region_create(const char *name, unsigned phases,
-                                             Longhaul__Arbiter__V1__Park park,
+                                             Longhaul__Arbiter__V1__Park park, bool on_device,
                                              struct lh_error *err);
 void arbiter_region_destroy(struct arbiter_region *r);
 

@@ -60,7 +60,7 @@ struct rpc_server_options {
                            ALREADY_EXISTS, a dead one's file is replaced */
     unsigned threads;   /* handlers at a time; further calls wait; 0 = 16 */
     size_t max_message; /* bytes of a request; 0 = 64 MiB */
-    const struct rpc_service *services; /* `n_services` of them; health is added */
+    const struct rpc_service *services; /* `n_services` of them; health and reflection are added */
     size_t n_services;
 };
 

@@ -93,6 +93,11 @@ bool rpc_health_serve(struct rpc_call *c, const char *path);
 void rpc_health_forget(struct rpc_call *c); /* a client has gone; it may have been watching */
 void rpc_health_stop(struct rpc_health *h); /* NOT_SERVING from now on; ends the watches */
 
+/* ---- reflection: added to every server ---- */
+extern const struct rpc_service rpc_reflection;
+extern const unsigned char rpc_descriptors[]; /* a google.protobuf.FileDescriptorSet */
+extern const size_t rpc_descriptors_size;
+
 /* ---- the server ---- */
 struct rpc_server {
     char *path;

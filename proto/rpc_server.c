@@ -175,11 +175,8 @@ static void *accept_connections(void *arg)
     struct pollfd fds[] = {{s->listen_fd, POLLIN, 0}, {s->stop_fd, POLLIN, 0}};
 
     while (!fds[1].revents) {
-        int n = poll(fds, LH_ARRAY_SIZE(fds), -1);
-        if (n > 0 && fds[0].revents)
+        if (poll(fds, LH_ARRAY_SIZE(fds), -1) > 0 && fds[0].revents)
             accept_one(s);
-        else if (n < 0 && errno != EINTR) /* no memory: not worse for being tried less often */
-            poll(NULL, 0, OUT_OF_FDS_MS);
     }
     return NULL;
 }
@@ -221,12 +218,13 @@ static int copy_options(struct rpc_server *s, const struct rpc_server_options *o
             return r;
     }
     s->max_message = o->max_message ? o->max_message : RPC_MAX_MESSAGE;
-    s->n_services = o->n_services;
+    s->n_services = o->n_services + 1;
     s->path = strdup(o->path);
     s->services = calloc(o->n_services + 1, sizeof *s->services);
     if (!s->path || !s->services)
         return lh_fail(err, LH_RESOURCE_EXHAUSTED, "no memory for a server");
     memcpy(s->services, o->services, o->n_services * sizeof *s->services);
+    s->services[o->n_services] = rpc_reflection;
     return 0;
 }
 

@@ -56,6 +56,30 @@ size_t policy_model_floats(const struct policy_model *m);
 /* H(config, dtype, layout, tokenizer): the model's part of a KV root. */
 void policy_model_fingerprint(const struct policy_model *m, uint8_t out[16]);
 
+/* ---- where it is computed ----
+ *
+ * Weights, arenas, pages and the tables of them, states, gradients and logits lie in memory of the
+ * model's backend, which is the CPU unless policy_model_use() has changed it; token ids and
+ * log-probabilities are the caller's. */
+
+/* "cpu"; "cuda", float32 as the CPU has it; "cuda-bf16", which stores weights, activations and
+ * pages in bf16 and keeps sums, states, logits and gradients of weights in float32.  Before
+ * anything else is done with the model: parameters lie otherwise on a GPU, each aligned.
+ * UNAVAILABLE, in one line that says why, on a machine or in a build without. */
+int policy_model_use(struct policy_model *m, const char *backend, struct lh_error *err);
+const char *policy_model_backend(const struct policy_model *m);
+/* Of a weight and of what pages hold: 4, or 2 for bf16 (pages are then cast to float *). */
+size_t policy_number_bytes(const struct policy_model *m);
+/* The whole flat array from float32 in the caller's memory to the backend's. */
+int policy_put_weights(const struct policy_model *m, void *to, const float *from,
+                       struct lh_error *err);
+void *policy_alloc(const struct policy_model *m, size_t bytes, struct lh_error *err);
+void policy_free(const struct policy_model *m, void *p);
+int policy_put(const struct policy_model *m, void *to, const void *from, size_t bytes,
+               struct lh_error *err);
+int policy_get(const struct policy_model *m, void *to, const void *from, size_t bytes,
+               struct lh_error *err);
+
 /* safetensors in and out.  policy_save writes config.json and model.safetensors, same bytes for
  * same weights; files are complete or absent after a crash. */
 int policy_load(const struct policy_model *m, const char *dir, float *weights,
@@ -88,7 +112,7 @@ struct policy_exec;
 /* Scratch for forward passes of up to max_tokens tokens in all chunks of a call, in an arena the
  * caller owns (64-byte aligned, policy_exec_bytes() long). */
 size_t policy_exec_bytes(const struct policy_model *m, int max_tokens);
-struct policy_exec *policy_exec_create(const struct policy_model *m, const float *weights,
+struct policy_exec *policy_exec_create(const struct policy_model *m, const void *weights,
                                        void *arena, size_t bytes, int max_tokens, int page_tokens,
                                        struct lh_error *err);
 void policy_exec_destroy(struct policy_exec *x);
@@ -112,7 +136,7 @@ int32_t policy_sample(const float *logits, int vocab, float temperature, uint64_
 struct policy_trainer; /* one thread's activations, for sequences of up to max_tokens */
 
 size_t policy_trainer_bytes(const struct policy_model *m, int max_tokens);
-struct policy_trainer *policy_trainer_create(const struct policy_model *m, const float *weights,
+struct policy_trainer *policy_trainer_create(const struct policy_model *m, const void *weights,
                                              void *arena, size_t bytes, int max_tokens,
                                              struct lh_error *err);
 void policy_trainer_destroy(struct policy_trainer *t);

@@ -28,6 +28,9 @@ error_t cli_parse_words(int key, char *arg, struct argp_state *state)
     case CLI_OPT_ALL:
         w->all = true;
         return 0;
+    case CLI_OPT_ENGINE:
+        w->engine = arg;
+        return 0;
     default:
         return ARGP_ERR_UNKNOWN;
     }
@@ -60,6 +63,42 @@ static int freeze(struct cli *cli, int argc, char **argv, struct lh_error *err)
 static int thaw(struct cli *cli, int argc, char **argv, struct lh_error *err)
 {
     return change(cli, argc, argv, "Thaw", "Lets a frozen sandbox go on.", err);
+}
+
+static int hibernate(struct cli *cli, int argc, char **argv, struct lh_error *err)
+{
+    return change(cli, argc, argv, "Hibernate",
+                  "Puts a sandbox away: its processes go to disk and take no memory.", err);
+}
+
+static int rollback(struct cli *cli, int argc, char **argv, struct lh_error *err)
+{
+    const struct argp argp = {NULL,
+                              cli_parse_words,
+                              "ID [SNAPSHOT]",
+                              "Makes a sandbox what it was at a snapshot, by default at its "
+                              "checkpoint; what came after is lost.",
+                              NULL,
+                              NULL,
+                              NULL};
+    V1(RollbackRequest) req = LONGHAUL__SANDBOX__V1__ROLLBACK_REQUEST__INIT;
+    lh_automsg(V1(Sandbox)) after = NULL;
+    char *words[2];
+    struct cli_words w = {.min = 1, .max = 2, .argv = words};
+
+    cli_parse(&argp, argc, argv, &w);
+    req.id = words[0];
+    if (w.n == 2)
+        req.snapshot = words[1];
+    req.attempt = CURRENT_ATTEMPT;
+    int r = cli_call(cli, "Rollback", &req.base, &longhaul__sandbox__v1__sandbox__descriptor,
+                     CALL_MS, (ProtobufCMessage **)&after, err);
+    return r < 0 || !cli->json_asked ? r : cli_print_sandbox(cli, after, err);
+}
+
+int resume_sandbox(struct cli *cli, int argc, char **argv, struct lh_error *err)
+{
+    return change(cli, argc, argv, "Resume", "Lets a hibernated sandbox go on.", err);
 }
 
 /* ---- rm ---- */
@@ -148,11 +187,35 @@ static int rm(struct cli *cli, int argc, char **argv, struct lh_error *err)
 
 /* ---- fork ---- */
 
+/* An id is that of a sandbox or, when there is none, of a snapshot. */
+static int call_fork(struct cli *cli, V1(ForkRequest) * req, V1(ForkReply) * *reply,
+                     struct lh_error *err)
+{
+    struct lh_error first = {0};
+    int r = cli_call(cli, "Fork", &req->base, &longhaul__sandbox__v1__fork_reply__descriptor,
+                     CALL_MS, (ProtobufCMessage **)reply, &first);
+
+    if (r == LH_NOT_FOUND && lh_id_text_valid(req->id)) {
+        req->snapshot = req->id;
+        req->id = (char *)"";
+        return cli_call(cli, "Fork", &req->base, &longhaul__sandbox__v1__fork_reply__descriptor,
+                        CALL_MS, (ProtobufCMessage **)reply, err);
+    }
+    return r < 0 ? lh_fail(err, r, "%s", first.message) : r;
+}
+
 static int fork_sandbox(struct cli *cli, int argc, char **argv, struct lh_error *err)
 {
-    const struct argp argp = {NULL,   cli_parse_words,
-                              "ID N", "Starts N sandboxes over the files that ID has now.",
-                              NULL,   NULL,
+    static const struct argp_option options[] = {
+        {"engine", CLI_OPT_ENGINE, "NAME", 0,
+         "fsonly: the files alone; criu: processes as well; default: these if there are any", 0},
+        {0}};
+    const struct argp argp = {options,
+                              cli_parse_words,
+                              "ID|SNAPSHOT N",
+                              "Starts N sandboxes that are what ID is now.",
+                              NULL,
+                              NULL,
                               NULL};
     V1(ForkRequest) req = LONGHAUL__SANDBOX__V1__FORK_REQUEST__INIT;
     lh_automsg(V1(ForkReply)) reply = NULL;
@@ -168,9 +231,9 @@ static int fork_sandbox(struct cli *cli, int argc, char **argv, struct lh_error 
     req.id = arg[0];
     req.idempotency_key = key;
     req.count = (uint32_t)count;
+    req.engine = (char *)(w.engine ? w.engine : "");
     req.attempt = CURRENT_ATTEMPT;
-    r = cli_call(cli, "Fork", &req.base, &longhaul__sandbox__v1__fork_reply__descriptor, CALL_MS,
-                 (ProtobufCMessage **)&reply, err);
+    r = call_fork(cli, &req, &reply, err);
     if (r < 0)
         return r;
     json_t *rows = cli->json_asked ? json_array() : NULL;
@@ -218,9 +281,56 @@ static int watch(struct cli *cli, int argc, char **argv, struct lh_error *err)
                       print_event, cli, err);
 }
 
+/* A row for each engine, and one for each problem with one that is not offered. */
+static int engines_rows(struct cli *cli, json_t *rows, struct lh_error *err)
+{
+    V1(Empty) req = LONGHAUL__SANDBOX__V1__EMPTY__INIT;
+    lh_automsg(V1(EnginesReply)) reply = NULL;
+    int r = cli_call(cli, "Engines", &req.base, &longhaul__sandbox__v1__engines_reply__descriptor,
+                     CALL_MS, (ProtobufCMessage **)&reply, err);
+
+    for (size_t i = 0; r == 0 && i < reply->n_engines; i++)
+        json_array_append_new(rows,
+                              json_pack("{s:s, s:s}", "engine", reply->engines[i], "problem", ""));
+    for (size_t i = 0; r == 0 && i < reply->n_problems; i++)
+        json_array_append_new(rows,
+                              json_pack("{s:s, s:s}", "engine", "", "problem", reply->problems[i]));
+    return r;
+}
+
+static int engines(struct cli *cli, int argc, char **argv, struct lh_error *err)
+{
+    static const char *const columns[] = {"engine", "problem", NULL};
+    const struct argp argp = {
+        NULL, cli_parse_words,
+        "",   "Lists the engines of snapshots that the daemon offers, best first.",
+        NULL, NULL,
+        NULL};
+    struct cli_words w = {0};
+
+    cli_parse(&argp, argc, argv, &w);
+    json_t *rows = json_array();
+    int r = rows ? engines_rows(cli, rows, err) : lh_fail_errno(err, ENOMEM, "engines");
+    return r < 0 ? r : cli_print(cli, rows, columns, err);
+}
+
 static void collect_problem(void *ctx, const char *text)
 {
     json_array_append_new(ctx, json_pack("{s:s}", "problem", text));
+}
+
+/* What the daemon's self-test found; without a daemon nobody knows, which is no problem. */
+static int criu_problem(struct cli *cli, json_t *rows)
+{
+    V1(Empty) req = LONGHAUL__SANDBOX__V1__EMPTY__INIT;
+    lh_automsg(V1(EnginesReply)) reply = NULL;
+
+    if (cli_call(cli, "Engines", &req.base, &longhaul__sandbox__v1__engines_reply__descriptor,
+                 CALL_MS, (ProtobufCMessage **)&reply, NULL) < 0)
+        return 0;
+    for (size_t i = 0; i < reply->n_problems; i++)
+        collect_problem(rows, reply->problems[i]);
+    return (int)reply->n_problems;
 }
 
 static int doctor(struct cli *cli, int argc, char **argv, struct lh_error *err)
@@ -237,7 +347,7 @@ static int doctor(struct cli *cli, int argc, char **argv, struct lh_error *err)
     cli_parse(&argp, argc, argv, &w);
     if (!rows)
         return lh_fail_errno(err, ENOMEM, "doctor");
-    int problems = box_selftest(collect_problem, rows);
+    int problems = box_selftest(collect_problem, rows) + criu_problem(cli, rows);
     if (problems == 0 && !cli->json) {
         puts("This machine has what sandboxes need.");
         json_decref(rows);
@@ -249,13 +359,17 @@ static int doctor(struct cli *cli, int argc, char **argv, struct lh_error *err)
 
 const struct cli_verb sandbox_verbs[] = {
     {"start", "IMAGE|SNAPSHOT", "start a sandbox, print its id", start_verb},
-    {"resume", "SNAPSHOT", "a sandbox where a snapshot was taken", resume_verb},
+    {"resume", "ID|SNAPSHOT", "a hibernated sandbox; or a new one where a snapshot was taken",
+     resume_verb},
     {"ls", "[ID:/PATH]", "list sandboxes, or files of one", ls_verb},
     {"freeze", "ID", "stop its processes where they are", freeze},
     {"thaw", "ID", "let them go on", thaw},
-    {"fork", "ID N", "N sandboxes over the files of one", fork_sandbox},
+    {"hibernate", "ID", "put it away: no processes, no memory", hibernate},
+    {"rollback", "ID [SNAPSHOT]", "make it what it was", rollback},
+    {"fork", "ID|SNAPSHOT N", "N sandboxes over the files of one", fork_sandbox},
     {"rm", "ID...", "remove sandboxes", rm},
     {"watch", "", "print changes of state as they happen", watch},
+    {"engines", "", "what snapshots can be made of", engines},
     {"doctor", "", "check this machine", doctor},
     {0},
 };

@@ -11,7 +11,7 @@
 struct args {
     int min, max, n;
     char *argv[2];
-    const char *retain, *key, *owner, *grace;
+    const char *retain, *key, *owner, *grace, *engine;
     bool content;
 };
 
@@ -21,6 +21,7 @@ enum {
     OPT_OWNER,
     OPT_GRACE,
     OPT_CONTENT,
+    OPT_ENGINE,
     READ_ALL_MS = 3600000, /* a call that reads the whole store */
 };
 
@@ -40,6 +41,9 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         return 0;
     case OPT_GRACE:
         a->grace = arg;
+        return 0;
+    case OPT_ENGINE:
+        a->engine = arg;
         return 0;
     case OPT_CONTENT:
         a->content = true;
@@ -64,11 +68,11 @@ static int snapshot(struct cli *cli, int argc, char **argv, struct lh_error *err
         {"retain", OPT_RETAIN, "OWNER", 0,
          "Keep it under this name; without, gc may take it after 10 minutes", 0},
         {"key", OPT_KEY, "KEY", 0, "Idempotency key: the same key gives the same snapshot", 0},
+        {"engine", OPT_ENGINE, "NAME", 0, "fsonly (default): files; criu: processes as well", 0},
         {0},
     };
     const struct argp argp = {
-        options, parse, "ID", "Takes a snapshot of a sandbox's files and prints its id.",
-        NULL,    NULL,  NULL};
+        options, parse, "ID", "Takes a snapshot of a sandbox and prints its id.", NULL, NULL, NULL};
     V1(SnapshotRequest) req = LONGHAUL__SANDBOX__V1__SNAPSHOT_REQUEST__INIT;
     lh_automsg(V1(Snapshot)) made = NULL;
     struct args a = {.min = 1, .max = 1};
@@ -81,6 +85,8 @@ static int snapshot(struct cli *cli, int argc, char **argv, struct lh_error *err
     req.even_dead = true;
     if (a.retain)
         req.retain_owner = (char *)a.retain;
+    if (a.engine)
+        req.engine = (char *)a.engine;
     req.attempt = CURRENT_ATTEMPT;
     int r = cli_call(cli, "TakeSnapshot", &req.base, &longhaul__sandbox__v1__snapshot__descriptor,
                      CALL_MS, (ProtobufCMessage **)&made, err);

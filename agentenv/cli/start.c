@@ -167,14 +167,20 @@ int start_verb(struct cli *cli, int argc, char **argv, struct lh_error *err)
     return r < 0 ? r : cli_print_sandbox(cli, made, err);
 }
 
+/* A sandbox is asked for first: with one word only, which is no snapshot. */
 int resume_verb(struct cli *cli, int argc, char **argv, struct lh_error *err)
 {
+    struct lh_error none = {0};
+
+    if (argc == 2 && argv[1][0] != '-') {
+        int r = resume_sandbox(cli, argc, argv, &none);
+        if (r != LH_NOT_FOUND || !lh_id_text_valid(argv[1]))
+            return r < 0 ? lh_fail(err, r, "%s", none.message) : r;
+    }
     for (int i = 1; i < argc; i++)
-        if (argv[i][0] != '-' && lh_id_text_valid(argv[i]))
-            return start_verb(cli, argc, argv, err);
-    for (int i = 1; i < argc; i++)
-        if (!strcmp(argv[i], "--help") || !strcmp(argv[i], "-?"))
+        if (!strcmp(argv[i], "--help") || !strcmp(argv[i], "-?") ||
+            (argv[i][0] != '-' && lh_id_text_valid(argv[i])))
             return start_verb(cli, argc, argv, err);
     return lh_fail(err, LH_INVALID_ARGUMENT,
-                   "which snapshot? give an id as in `agentenv snapshot ls`");
+                   "which one? give a sandbox, or an id as in `agentenv snapshot ls`");
 }

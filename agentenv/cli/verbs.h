@@ -17,16 +17,17 @@ extern const struct cli_verb sandbox_verbs[], file_verbs[], shell_verbs[], snaps
 /* Verbs with a row in another file's table. */
 int start_verb(struct cli *cli, int argc, char **argv, struct lh_error *err);
 int resume_verb(struct cli *cli, int argc, char **argv, struct lh_error *err);
+int resume_sandbox(struct cli *cli, int argc, char **argv, struct lh_error *err);
 int ls_verb(struct cli *cli, int argc, char **argv, struct lh_error *err);
 
-enum { CLI_OPT_OWNER = 512, CLI_OPT_ALL = 'a' };
+enum { CLI_OPT_OWNER = 512, CLI_OPT_ENGINE, CLI_OPT_ALL = 'a' };
 
 /* Verbs whose only arguments are words: at least min, at most max of them. */
 struct cli_words {
     int min, max;
     int n;
     char **argv;
-    const char *owner;
+    const char *owner, *engine;
     bool all;
 };
 

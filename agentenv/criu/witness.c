@@ -1,4 +1,5 @@
-/* agentenv-witness hold [MIB] | ask: a program that knows whether a checkpoint has kept everything.
+/* agentenv-witness hold [MIB] | start [MIB] | ask: a program that knows whether a checkpoint has
+ * kept everything.
  *
  * `hold` makes one of each kind of thing that a checkpoint must carry: memory, a deleted file, a
  * pipe, a terminal and a TCP connection to itself with bytes in them that nobody has read, a child
@@ -319,6 +320,7 @@ _Noreturn static void hold(size_t mib)
     make_listener();
     printf("holding\n");
     fflush(stdout);
+    close(1); /* whoever waited for it may go, and a pipe to it with him */
     for (;;) {
         int fd = accept4(w.listener, NULL, NULL, SOCK_CLOEXEC);
         const char *what = fd < 0 ? NULL : wrong();
@@ -332,6 +334,27 @@ _Noreturn static void hold(size_t mib)
         }
         close(fd);
     }
+}
+
+/* For a sandbox without a shell: holds in the background, and returns when it does. */
+static int start(size_t mib)
+{
+    int p[ENDS];
+    char text[64];
+
+    must(pipe(p), "pipe");
+    if (must(fork(), "fork") == 0) {
+        int null = must(open("/dev/null", O_RDWR), "/dev/null");
+        must(dup2(null, 0), "stdin");
+        must(dup2(p[OUT], 1), "stdout");
+        must(dup2(null, 2), "stderr");
+        close(p[IN]);
+        close(p[OUT]);
+        close(null);
+        hold(mib);
+    }
+    close(p[OUT]);
+    return read(p[IN], text, sizeof text) > 0 ? 0 : 1;
 }
 
 static int ask(void)
@@ -354,8 +377,10 @@ int main(int argc, char **argv)
 {
     if (argc >= 2 && !strcmp(argv[1], "hold"))
         hold(argc > 2 ? strtoul(argv[2], NULL, 10) : 1);
+    if (argc >= 2 && !strcmp(argv[1], "start"))
+        return start(argc > 2 ? strtoul(argv[2], NULL, 10) : 1);
     if (argc == 2 && !strcmp(argv[1], "ask"))
         return ask();
-    fprintf(stderr, "usage: agentenv-witness hold [MIB] | ask\n");
+    fprintf(stderr, "usage: agentenv-witness hold [MIB] | start [MIB] | ask\n");
     return 2;
 }

@@ -14,6 +14,11 @@ char *layer_dir(const struct daemon *d, const char *id)
     return lh_format("%s/layers/%s", d->state_dir, id);
 }
 
+char *images_dir(const struct daemon *d, const char *id)
+{
+    return lh_format("%s/checkpoints/%s", d->state_dir, id);
+}
+
 void chain_finish(struct chain *c)
 {
     for (size_t i = 0; i < c->n; i++)

@@ -50,7 +50,7 @@ static void spread_children(const char *path)
 
 static int make_dirs(struct daemon *d, struct lh_error *err)
 {
-    static const char *const names[] = {"boxes", "layers", "spare"};
+    static const char *const names[] = {"boxes", "layers", "checkpoints", "spare"};
 
     for (size_t i = 0; i < LH_ARRAY_SIZE(names); i++) {
         lh_autofree char *path = lh_format("%s/%s", d->state_dir, names[i]);
@@ -121,7 +121,7 @@ static int start(struct daemon *d, const char *state_dir, struct lh_error *err)
         return r;
     if ((r = recover(d, err)) < 0)
         return r;
-    if ((r = contents_start(d, err)) < 0)
+    if ((r = contents_start(d, err)) < 0 || (r = engines_start(d, err)) < 0)
         return r;
     return janitor_start(d, err);
 }
@@ -145,6 +145,7 @@ void daemon_close(struct daemon *d)
     if (!d)
         return;
     janitor_stop(d);
+    engines_stop(d);
     contents_stop(d);
     monitor_stop(d);
     for (size_t i = 0; i < BUCKETS; i++)

@@ -181,7 +181,16 @@ static int describe(struct daemon *d, struct sandbox *s, const V1(CreateRequest)
     return r < 0 ? r : network_describe(s, req->rules, err);
 }
 
-static int start_box(struct daemon *d, struct sandbox *s, struct lh_error *err)
+/* After an error the handle is gone, too. */
+static struct box *restore_box(struct daemon *d, const struct box_spec *spec, const char *images,
+                               struct lh_error *err)
+{
+    lh_auto(box) box = box_asleep(d->host, spec, err);
+
+    return box && box_restore(box, images, err) == 0 ? lh_steal(&box) : NULL;
+}
+
+int sandbox_start_box(struct daemon *d, struct sandbox *s, const char *images, struct lh_error *err)
 {
     lh_autofree char *dir = sandbox_dir(d, s->id);
     struct chain chain;
@@ -191,7 +200,10 @@ static int start_box(struct daemon *d, struct sandbox *s, struct lh_error *err)
         return r;
     struct box *box = NULL;
     struct box_spec spec = sandbox_box_spec(s, dir, &chain);
-    if (spec.in_memory || spare_take(d, dir, err) == 0)
+    if (images)
+        box = mkdir(dir, 0700) == 0 ? restore_box(d, &spec, images, err)
+                                    : (lh_fail_errno(err, errno, "directory %s", dir), NULL);
+    else if (spec.in_memory || spare_take(d, dir, err) == 0)
         box = box_start(d->host, &spec, err);
     chain_finish(&chain);
     if (!box)
@@ -205,10 +217,14 @@ static int start_box(struct daemon *d, struct sandbox *s, struct lh_error *err)
 }
 
 /* The sandbox is in the table, held alone, and has a row. */
-static int bring_up(struct daemon *d, struct sandbox *s, int64_t deadline_ms, struct lh_error *err)
+static int bring_up(struct daemon *d, struct sandbox *s, bool files_only, int64_t deadline_ms,
+                    struct lh_error *err)
 {
-    int r = start_box(d, s, err);
+    lh_autofree char *images = NULL;
+    int r = s->snapshot[0] && !files_only ? snapshot_images(d, s->snapshot, &images, err) : 0;
 
+    if (r == 0)
+        r = sandbox_start_box(d, s, images, err);
     if (r == 0)
         r = monitor_add(d, s, err);
     if (r == 0)
@@ -225,19 +241,6 @@ static int bring_up(struct daemon *d, struct sandbox *s, int64_t deadline_ms, st
     return 0;
 }
 
-/* For want of disk or descriptors, say: now, then, and its key is free. */
-static int undo_again(struct daemon *d, const char *id, int64_t deadline_ms, struct lh_error *err)
-{
-    struct sandbox *s;
-    int r = sandbox_begin(d, id, ANY_ATTEMPT, SB_ANY, HOLD_ALONE, deadline_ms, &s, err);
-
-    if (r < 0)
-        return r == LH_NOT_FOUND ? 0 : r;
-    r = sandbox_destroy_held(d, s, true, err);
-    sandbox_end(d, s, HOLD_ALONE);
-    return r < 0 ? lh_wrap(err, "undoing an earlier create under this key") : 0;
-}
-
 /* The key was given before: its sandbox, once that is created; "" in id when the create that had it
  * failed meanwhile, and the key is free. */
 static int join(struct daemon *d, const V1(CreateRequest) * req, const char *kind,
@@ -249,10 +252,7 @@ static int join(struct daemon *d, const V1(CreateRequest) * req, const char *kin
 
     id[0] = 0;
     if (r == 0) {
-        bool unmade = s->unmade;
         sandbox_end(d, s, HOLD_EXEC);
-        if (unmade)
-            return undo_again(d, first, deadline_ms, err);
         snprintf(id, LH_ID_SIZE, "%s", first);
         return 0;
     }
@@ -288,12 +288,11 @@ static int create_new(struct daemon *d, const V1(CreateRequest) * req, const cha
     }
     s->had_layers = s->snapshot[0];
     sandbox_add(d, s);
-    r = bring_up(d, s, deadline_ms, err);
+    r = bring_up(d, s, req->files_only, deadline_ms, err);
     if (r < 0) {
         struct lh_error undo = {0};
         s->over = NULL; /* the caller's again */
-        s->unmade = sandbox_destroy_held(d, s, true, &undo) < 0;
-        if (s->unmade)
+        if (sandbox_destroy_held(d, s, true, &undo) < 0)
             lh_warn("create not undone", "sandbox=%s why=%s", s->id, undo.message);
     } else {
         memcpy(id, s->id, LH_ID_SIZE);

@@ -17,6 +17,8 @@ enum {
     SB_CREATING = LONGHAUL__SANDBOX__V1__STATE__STATE_CREATING,
     SB_RUNNING = LONGHAUL__SANDBOX__V1__STATE__STATE_RUNNING,
     SB_FROZEN = LONGHAUL__SANDBOX__V1__STATE__STATE_FROZEN,
+    SB_HIBERNATED = LONGHAUL__SANDBOX__V1__STATE__STATE_HIBERNATED,
+    SB_RESUMING = LONGHAUL__SANDBOX__V1__STATE__STATE_RESUMING,
     SB_SNAPSHOTTING = LONGHAUL__SANDBOX__V1__STATE__STATE_SNAPSHOTTING,
     SB_FORKING = LONGHAUL__SANDBOX__V1__STATE__STATE_FORKING,
     SB_DEAD = LONGHAUL__SANDBOX__V1__STATE__STATE_DEAD,
@@ -36,7 +38,6 @@ struct sandbox {
     int64_t created_ms;
     int64_t ttl_at_ms; /* lh_now_ms(); INT64_MAX = never */
     bool transient;
-    bool unmade; /* its create failed, and could not be undone either; its key is still its */
     Longhaul__Task__V1__Limits limits; /* resolved: no zero fields */
     Longhaul__Task__V1__Network network;
     V1(NetworkRules) * rules; /* NULL = none */
@@ -44,9 +45,9 @@ struct sandbox {
     int state, cause;
     uint32_t attempt;
     struct gate_opening *opening; /* its rules, in effect; NULL = not */
-    struct box *box;              /* NULL before it runs and after it is dead */
-    struct sandbox *over;         /* held alone while its files lie below this one's */
-    int before;                   /* its state before that */
+    struct box *box;      /* NULL before it runs, and when it was hibernated by an earlier daemon */
+    struct sandbox *over; /* held alone while its files lie below this one's */
+    int before;           /* its state before that */
     pid_t init_pid;
 
     unsigned refs;   /* the table's and those of operations */
@@ -54,7 +55,7 @@ struct sandbox {
     unsigned files;  /* transfers going on */
     bool had_layers; /* sealed layers lie below it */
     bool busy;       /* one operation has it alone */
-    bool ending;     /* being destroyed: its death is no news */
+    bool ending;     /* being destroyed or put away: its death is no news */
     bool gone;       /* no longer in the table */
     pthread_cond_t changed;
     struct sandbox *next;
@@ -89,6 +90,7 @@ struct daemon {
 
     int epoll_fd, stop_fd;
     struct contents *contents; /* snapshot/contents.c */
+    struct engines *engines;   /* engines.c */
     pthread_t monitor;
     pthread_t janitor;
     pthread_cond_t janitor_wake; /* with lock */
@@ -200,6 +202,7 @@ struct box_spec sandbox_box_spec(const struct sandbox *s, const char *dir, const
 
 char *sandbox_dir(const struct daemon *d, const char *id); /* STATE/boxes/ID; NULL: no memory */
 char *layer_dir(const struct daemon *d, const char *id);   /* STATE/layers/ID */
+char *images_dir(const struct daemon *d, const char *id);  /* STATE/checkpoints/ID, of a snapshot */
 
 /* ---- spare.c: directories of sandboxes ---- */
 
@@ -212,6 +215,34 @@ bool spare_give(struct daemon *d, const char *dir);
 /* ---- the rest ---- */
 
 int sandbox_check_key(const char *key, struct lh_error *err);
+/* create.c: makes the box of a sandbox, on the chain that is recorded; of a snapshot with
+ * processes: restored from `images`, else (NULL) with init alone.  Held alone, without a box. */
+int sandbox_start_box(struct daemon *d, struct sandbox *s, const char *images,
+                      struct lh_error *err);
+/* remove.c: kills, waits for the commands that are being served, takes the box away from the table
+ * and its directory from the disk. */
+int sandbox_end_box(struct daemon *d, struct sandbox *s, struct lh_error *err);
+
+/* ---- hibernate.c ---- */
+
+int daemon_hibernate(struct daemon *d, const char *id, uint32_t attempt, int64_t deadline_ms,
+                     struct lh_error *err);
+int daemon_resume(struct daemon *d, const char *id, uint32_t attempt, int64_t deadline_ms,
+                  struct lh_error *err);
+int daemon_rollback(struct daemon *d, const V1(RollbackRequest) * req, int64_t deadline_ms,
+                    struct lh_error *err);
+/* At the start: a sandbox that was hibernated, or was about to be resumed. */
+int recover_hibernated(struct daemon *d, struct sandbox *s, bool this_boot, struct lh_error *err);
+
+/* ---- engines.c: which engines are offered ---- */
+
+int engines_start(struct daemon *d, struct lh_error *err);
+void engines_stop(struct daemon *d);
+/* FAILED_PRECONDITION with the reason; waits for the self-test until the deadline. */
+int engines_need_criu(struct daemon *d, int64_t deadline_ms, struct lh_error *err);
+bool engines_have_criu(struct daemon *d); /* now, without waiting */
+int engines_reply(struct daemon *d, V1(EnginesReply) * reply, struct lh_error *err);
+
 /* Ends and forgets a sandbox that is held alone: processes, cgroup, mounts, files, layers nobody
  * else needs, row.  After an error it stays, DEAD, and can be removed again. */
 int sandbox_destroy_held(struct daemon *d, struct sandbox *s, bool key_too, struct lh_error *err);

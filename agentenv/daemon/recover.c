@@ -122,7 +122,9 @@ static int recover_row(struct daemon *d, struct registry_row *row, struct lh_err
     int r = db_int(d->db, err, &layers, "SELECT count(*) FROM sandbox_layers WHERE sandbox=?", "s",
                    s->id);
     s->had_layers = layers > 0;
-    if (r == 0 && s->state != SB_DEAD)
+    if (r == 0 && (s->state == SB_HIBERNATED || s->state == SB_RESUMING))
+        r = recover_hibernated(d, s, row->this_boot, err);
+    else if (r == 0 && s->state != SB_DEAD)
         r = adopt(d, row, err);
     else if (r == 0)
         bury_box(d, s);

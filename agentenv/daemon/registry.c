@@ -46,6 +46,7 @@ static const char *const schema[] = {
     " engine TEXT NOT NULL, limits BLOB NOT NULL,"
     " network INT NOT NULL, bytes INT NOT NULL DEFAULT 0, created_ms INT NOT NULL,"
     " unowned_ms INT NOT NULL) WITHOUT ROWID",
+    "CREATE TABLE IF NOT EXISTS selftests(fingerprint TEXT PRIMARY KEY) WITHOUT ROWID",
     "CREATE TABLE IF NOT EXISTS snapshot_layers(snapshot TEXT NOT NULL, pos INT NOT NULL,"
     " layer TEXT NOT NULL, PRIMARY KEY(snapshot, pos)) WITHOUT ROWID",
     "CREATE INDEX IF NOT EXISTS snapshot_layers_by_layer ON snapshot_layers(layer)",

@@ -9,8 +9,7 @@ LH_LOG_COMPONENT("agentenvd");
 
 enum { EXECS_END_MS = 30000, GC_EVERY_MS = 60000, GC_GRACE_MS = 600000 };
 
-/* Kills, waits for the commands that are being served, and takes the box away from the table. */
-static int end_box(struct daemon *d, struct sandbox *s, struct lh_error *err)
+int sandbox_end_box(struct daemon *d, struct sandbox *s, struct lh_error *err)
 {
     lh_autofree char *dir = sandbox_dir(d, s->id);
 
@@ -41,9 +40,11 @@ int sandbox_destroy_held(struct daemon *d, struct sandbox *s, bool key_too, stru
     int r = registry_set_state(d, s->id, SB_DELETED, 0, err); /* recovery goes on from here */
 
     if (r == 0)
-        r = end_box(d, s, err);
+        r = sandbox_end_box(d, s, err);
     if (s->over)
         sandbox_end_over(d, lh_steal(&s->over));
+    if (r == 0)
+        r = checkpoint_set(d, s->id, NULL, err);
     if (r == 0)
         r = registry_delete(d, s->id, key_too, err);
     if (r < 0) {
@@ -109,6 +110,8 @@ static void collect(struct daemon *d)
     struct gc_result done = {0};
     struct lh_error err = {0};
 
+    if (checkpoints_flush(d, &err) < 0)
+        lh_warn("checkpoints not flushed", "why=%s", err.message);
     if (snapshot_gc(d, GC_GRACE_MS, &done, &err) < 0)
         lh_warn("gc failed", "why=%s", err.message);
     else if (done.snapshots || done.layers)

@@ -164,6 +164,33 @@ static int service_thaw(void *ctx, struct rpc_call *call, const ProtobufCMessage
     return r < 0 ? r : reply_sandbox(ctx, req->id, reply, err);
 }
 
+static int service_hibernate(void *ctx, struct rpc_call *call, const ProtobufCMessage *request,
+                             ProtobufCMessage **reply, struct lh_error *err)
+{
+    const V1(SandboxAttempt) *req = (const void *)request;
+    int r = daemon_hibernate(ctx, req->id, req->attempt, call_deadline_ms(call), err);
+
+    return r < 0 ? r : reply_sandbox(ctx, req->id, reply, err);
+}
+
+static int service_resume(void *ctx, struct rpc_call *call, const ProtobufCMessage *request,
+                          ProtobufCMessage **reply, struct lh_error *err)
+{
+    const V1(SandboxAttempt) *req = (const void *)request;
+    int r = daemon_resume(ctx, req->id, req->attempt, call_deadline_ms(call), err);
+
+    return r < 0 ? r : reply_sandbox(ctx, req->id, reply, err);
+}
+
+static int service_rollback(void *ctx, struct rpc_call *call, const ProtobufCMessage *request,
+                            ProtobufCMessage **reply, struct lh_error *err)
+{
+    const V1(RollbackRequest) *req = (const void *)request;
+    int r = daemon_rollback(ctx, req, call_deadline_ms(call), err);
+
+    return r < 0 ? r : reply_sandbox(ctx, req->id, reply, err);
+}
+
 /* ---- snapshots ---- */
 
 static int reply_snapshot(struct daemon *d, const char *id, ProtobufCMessage **reply,
@@ -178,14 +205,22 @@ static int reply_snapshot(struct daemon *d, const char *id, ProtobufCMessage **r
 static int take_snapshot(struct daemon *d, const V1(SnapshotRequest) * req, int64_t deadline_ms,
                          char id[LH_ID_SIZE], struct lh_error *err)
 {
-    unsigned states = SB_IN(SB_RUNNING) | SB_IN(SB_FROZEN) | (req->even_dead ? SB_IN(SB_DEAD) : 0);
+    unsigned states = SB_IN(SB_RUNNING) | SB_IN(SB_FROZEN) |
+                      (req->even_dead && strcmp(req->engine, "criu") ? SB_IN(SB_DEAD) : 0);
     struct snapshot_options o = {.key_kind = "snapshot",
                                  .key = req->idempotency_key,
                                  .owner = req->retain_owner,
                                  .durable = true,
-                                 .state = SB_SNAPSHOTTING};
+                                 .state = SB_SNAPSHOTTING,
+                                 .processes = !strcmp(req->engine, "criu")};
     struct sandbox *s;
     int r = registry_find_key(d, "snapshot", req->idempotency_key, id, err);
+
+    if (r == 0 && !o.processes && req->engine[0] && strcmp(req->engine, "fsonly"))
+        r = lh_fail(err, LH_INVALID_ARGUMENT, "there is no engine \"%s\"; see Engines",
+                    req->engine);
+    if (r == 0 && o.processes)
+        r = engines_need_criu(d, deadline_ms, err);
 
     /* Done before: the sandbox need not be there any more. */
     if (r == 0 && id[0] && snapshot_is_ready(d, id))
@@ -282,15 +317,10 @@ static int service_audit(void *ctx, struct rpc_call *call, const ProtobufCMessag
 static int service_engines(void *ctx, struct rpc_call *call, const ProtobufCMessage *request,
                            ProtobufCMessage **reply, struct lh_error *err)
 {
-    (void)ctx;
     (void)call;
     (void)request;
     NEW_REPLY(EnginesReply, longhaul__sandbox__v1__engines_reply__init, out);
-    out->engines = calloc(1, sizeof *out->engines);
-    if (!out->engines || !(out->engines[0] = strdup("fsonly")))
-        return lh_fail_errno(err, ENOMEM, "engines");
-    out->n_engines = 1;
-    return 0;
+    return engines_reply(ctx, out, err);
 }
 
 /* ---- the table ---- */
@@ -307,6 +337,9 @@ struct rpc_server *service_start(struct daemon *d, const char *socket, struct lh
         {"ExecInput", service_exec_input, NULL},
         {"Freeze", service_freeze, NULL},
         {"Thaw", service_thaw, NULL},
+        {"Hibernate", service_hibernate, NULL},
+        {"Resume", service_resume, NULL},
+        {"Rollback", service_rollback, NULL},
         {"Fork", service_fork, NULL},
         {"Verify", h->verify, NULL},
         {"Watch", NULL, service_watch},

@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "agentenv/daemon/internal.h"
+#include "agentenv/snapshot/snapshot.h"
 #include "proto/clock.h"
 #include "proto/log.h"
 #include "proto/parse.h"
@@ -16,9 +17,9 @@
 LH_LOG_COMPONENT("agentenvd");
 
 static const char *const state_names[] = {
-    [0] = "UNSPECIFIED",      [SB_CREATING] = "CREATING", [SB_RUNNING] = "RUNNING",
-    [SB_FROZEN] = "FROZEN",   [4] = "HIBERNATED",         [SB_SNAPSHOTTING] = "SNAPSHOTTING",
-    [SB_FORKING] = "FORKING", [7] = "RESUMING",           [SB_DEAD] = "DEAD",
+    [0] = "UNSPECIFIED",      [SB_CREATING] = "CREATING",     [SB_RUNNING] = "RUNNING",
+    [SB_FROZEN] = "FROZEN",   [SB_HIBERNATED] = "HIBERNATED", [SB_SNAPSHOTTING] = "SNAPSHOTTING",
+    [SB_FORKING] = "FORKING", [SB_RESUMING] = "RESUMING",     [SB_DEAD] = "DEAD",
     [SB_DELETED] = "DELETED",
 };
 
@@ -167,6 +168,8 @@ static int check_state(const struct sandbox *s, unsigned states, struct lh_error
         return 0;
     if (s->state == SB_FROZEN)
         hint = "; thaw it first";
+    else if (s->state == SB_HIBERNATED)
+        hint = "; resume it first";
     else if (s->state == SB_DEAD)
         hint = "; its files can be listed, copied out and snapshotted";
     return lh_fail(err, LH_FAILED_PRECONDITION, "sandbox %s is %s%s", s->id,
@@ -288,13 +291,16 @@ V1(Sandbox) * sandbox_message(struct daemon *d, struct sandbox *s, bool usage, s
         copy_string(&m->image, s->image) || copy_string(&m->snapshot, s->snapshot) ||
         copy_string(&m->task, s->task) || copy_string(&m->owner, s->owner))
         return lh_fail_errno(err, ENOMEM, "describing sandbox %s", s->id), NULL;
+    char checkpoint[LH_ID_SIZE];
+    if (checkpoint_of(d, s->id, checkpoint, err) < 0 || copy_string(&m->checkpoint, checkpoint))
+        return NULL;
     pthread_mutex_lock(&d->lock);
     m->state = (V1(State))s->state;
     m->cause = (V1(DeathCause))s->cause;
     m->attempt = s->attempt;
     m->created_ms = s->created_ms;
     bool filled = network_fill(s, m) == 0;
-    bool lives = s->box && s->state != SB_DEAD;
+    bool lives = s->box && s->state != SB_DEAD && s->state != SB_HIBERNATED;
     m->init_pid = lives ? s->init_pid : 0;
     bool ask = usage && lives && filled && !s->busy;
     s->execs += ask; /* keeps the box */

@@ -149,8 +149,11 @@ static void obey(struct incoming *in, ssize_t size)
         quiescing = true;
 }
 
+/* CRIU looks at init's namespaces from inside its user namespace, which a process that has changed
+ * its id refuses.  The agent could be no ptracer of another user's process either way. */
 static void quiesce(void)
 {
+    prctl(PR_SET_DUMPABLE, 1, 0, 0, 0);
     exec_detach();
     if (control >= 0)
         close(control);
@@ -181,6 +184,7 @@ static void serve_parked(void)
     if (control >= 0)
         close(control);
     control = near_end;
+    prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);
     obey(&in, n);
     if (park() < 0)
         near_end = -1;

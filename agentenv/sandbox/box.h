@@ -269,11 +269,11 @@ int box_open_in(int root_fd, const char *path, int flags, mode_t mode, struct lh
 /* The processes of a box as images of CRIU in the existing, empty directory `images`: memory, open
  * and deleted files, pipes, terminals, unix sockets, connections within the box, timers, locks.
  * Not kept: a connection to the outside, which none can have.  Afterwards the box is asleep and
- * frozen, whatever it was before, until box_go_on() or box_put_away(); calls that follow execs
- * wait, and go on where they were.  After an error it runs on as before, and the message has CRIU's
- * own reason. */
+ * frozen until box_go_on(), which makes it as it was before, or box_put_away(); calls that follow
+ * execs wait, and go on where they were.  After an error it runs on as before, and the message has
+ * CRIU's own reason. */
 int box_checkpoint(struct box *b, const char *images, struct lh_error *err);
-int box_go_on(struct box *b, bool frozen, struct lh_error *err);
+int box_go_on(struct box *b, struct lh_error *err);
 /* Kills the processes and removes the cgroup; box_pidfd() is closed.  Files stay, and the handle,
  * asleep: the upper directory is moved away, or lost with the next box_restore(). */
 int box_put_away(struct box *b, struct lh_error *err);
@@ -287,6 +287,12 @@ struct box *box_asleep(struct box_host *h, const struct box_spec *spec, struct l
  * fresh upper directory.  They must have the content that the root had at the checkpoint.  After an
  * error it is asleep as before. */
 int box_restore(struct box *b, const char *images, struct lh_error *err);
+
+/* Path of a program of ours that is no command: agentenv-init, agentenv-witness.  The caller frees.
+ */
+char *box_find_program(const char *name, struct lh_error *err);
+/* Changes with the programs that a checkpoint depends on.  NULL: no memory. */
+char *box_host_fingerprint(const struct box_host *h);
 
 /* Whether CRIU is there at all, and its version (40201 = 4.2.1). */
 int box_host_criu(struct box_host *h, int *version, struct lh_error *err);

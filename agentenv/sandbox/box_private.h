@@ -55,6 +55,7 @@ struct box {
     pthread_mutex_t life_lock; /* control, life; held while a request is sent */
     pthread_cond_t life_changed;
     enum box_life life;
+    bool was_frozen;   /* before the checkpoint that it is in */
     int64_t asleep_ms; /* since when; slept_ms: how long the last time */
     int64_t slept_ms;
 };

@@ -139,7 +139,7 @@ static int dump(struct box *b, int images, struct lh_error *err)
     return r == 0 ? criu_set_executable(images, "/" BOX_EXECUTABLE, mount_id, err) : r;
 }
 
-static int checkpoint(struct box *b, const char *path, bool was_frozen, struct lh_error *err)
+static int checkpoint(struct box *b, const char *path, struct lh_error *err)
 {
     int64_t deadline_ms = lh_now_ms() + BOX_FREEZE_MS;
     lh_autoclose int images = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
@@ -151,19 +151,19 @@ static int checkpoint(struct box *b, const char *path, bool was_frozen, struct l
      */
     if (fchown(images, 0, BOX_UID_BASE) < 0 || fchmod(images, 0710) < 0)
         return lh_fail_errno(err, errno, "directory %s", path);
-    if (was_frozen)
+    if (b->was_frozen)
         r = cgroup_set_frozen(b->cgroup, false, deadline_ms, err);
     if (r == 0)
         r = box_quiesce(b, err);
     return r == 0 ? dump(b, images, err) : r;
 }
 
-static int go_on(struct box *b, bool frozen, struct lh_error *err)
+static int go_on(struct box *b, struct lh_error *err)
 {
     int r = box_connect(b, err);
 
     if (r == 0)
-        r = cgroup_set_frozen(b->cgroup, frozen, lh_now_ms() + BOX_FREEZE_MS, err);
+        r = cgroup_set_frozen(b->cgroup, b->was_frozen, lh_now_ms() + BOX_FREEZE_MS, err);
     return r < 0 ? lh_wrap(err, "sandbox %s does not go on", b->id) : 0;
 }
 
@@ -171,19 +171,19 @@ int box_checkpoint(struct box *b, const char *path, struct lh_error *err)
 {
     LH_LOCKED(&b->state);
     struct lh_error local = {0}, undo = {0};
-    bool was_frozen = cgroup_is_frozen(b->cgroup);
 
     err = err ? err : &local;
-    int r = checkpoint(b, path, was_frozen, err);
-    if (r < 0 && go_on(b, was_frozen, &undo) < 0)
+    b->was_frozen = cgroup_is_frozen(b->cgroup);
+    int r = checkpoint(b, path, err);
+    if (r < 0 && go_on(b, &undo) < 0)
         lh_warn("after a failed checkpoint", "sandbox=%s why=%s", b->id, undo.message);
     return r < 0 ? lh_wrap(err, "checkpoint of sandbox %s", b->id) : 0;
 }
 
-int box_go_on(struct box *b, bool frozen, struct lh_error *err)
+int box_go_on(struct box *b, struct lh_error *err)
 {
     LH_LOCKED(&b->state);
-    return go_on(b, frozen, err);
+    return go_on(b, err);
 }
 
 /* ---- putting away -------------------------------------------------------------------------- */

@@ -31,36 +31,66 @@ bool box_name_valid(const char *name)
     return n > 0 && n <= 64 && name[n] == 0 && name[0] != '.';
 }
 
-/* Where the program is: beside us, installed, or in the build tree, whose layout puts every
+/* Where a program of ours is: beside us, installed, or in the build tree, whose layout puts every
  * executable that uses it at most three directories from its root. */
-static int open_init(const char *path, struct lh_error *err)
+char *box_find_program(const char *name, struct lh_error *err)
 {
-    static const char *const places[] = {"agentenv-init",
-                                         "../libexec/longhaul/agentenv-init",
-                                         "../init/agentenv-init",
-                                         "../agentenv/init/agentenv-init",
-                                         "../../agentenv/init/agentenv-init",
-                                         "../../../agentenv/init/agentenv-init"};
-    char self[PATH_MAX];
+    static const char *const places[] = {"",
+                                         "../libexec/longhaul/",
+                                         "../%s/",
+                                         "../agentenv/%s/",
+                                         "../../agentenv/%s/",
+                                         "../../../agentenv/%s/"};
+    const char *where = strcmp(name, "agentenv-init") ? "criu" : "init";
+    char self[PATH_MAX], place[64];
 
-    if (path) {
-        int fd = open(path, O_RDONLY | O_CLOEXEC);
-        return fd < 0 ? lh_fail_errno(err, errno, "agentenv-init at %s", path) : fd;
-    }
     ssize_t n = readlink("/proc/self/exe", self, sizeof self - 1);
     self[n > 0 ? n : 0] = 0;
     char *slash = strrchr(self, '/');
     if (slash)
         *slash = 0;
-    lh_autoclose int dir = open(self, O_PATH | O_DIRECTORY | O_CLOEXEC);
-    for (size_t i = 0; dir >= 0 && i < LH_ARRAY_SIZE(places); i++) {
-        int fd = openat(dir, places[i], O_RDONLY | O_CLOEXEC);
-        if (fd >= 0)
-            return fd;
+    for (size_t i = 0; i < LH_ARRAY_SIZE(places); i++) {
+        const char *gap = strstr(places[i], "%s");
+        snprintf(place, sizeof place, "%.*s%s%s", gap ? (int)(gap - places[i]) : 64, places[i],
+                 gap ? where : "", gap ? gap + 2 : "");
+        lh_autofree char *path = lh_format("%s/%s%s", self, place, name);
+        if (path && access(path, R_OK) == 0)
+            return lh_steal(&path);
     }
     return lh_fail(err, LH_FAILED_PRECONDITION,
-                   "agentenv-init is neither beside %s nor in ../libexec/longhaul: install it",
-                   self);
+                   "%s is neither beside %s nor in ../libexec/longhaul: install it", name, self),
+           NULL;
+}
+
+static int open_init(const char *path, struct lh_error *err)
+{
+    lh_autofree char *found = path ? NULL : box_find_program("agentenv-init", err);
+
+    if (!path && !found)
+        return LH_FAILED_PRECONDITION;
+    path = path ? path : found;
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    return fd < 0 ? lh_fail_errno(err, errno, "agentenv-init at %s", path) : fd;
+}
+
+static void print_file(int fd, char text[80])
+{
+    struct stat st;
+
+    text[0] = 0;
+    if (fd >= 0 && fstat(fd, &st) == 0)
+        snprintf(text, 80, "%llu.%lld.%lld", (unsigned long long)st.st_ino, (long long)st.st_size,
+                 (long long)st.st_mtime);
+}
+
+char *box_host_fingerprint(const struct box_host *h)
+{
+    char criu[80], init[80];
+    lh_autoclose int fd = open_init(NULL, NULL);
+
+    print_file(h->criu, criu);
+    print_file(fd, init);
+    return lh_format("%s %s", criu, init);
 }
 
 /* A copy that nothing can change: what every sandbox executes as its PID 1. */

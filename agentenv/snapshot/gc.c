@@ -42,6 +42,8 @@ static int drop_expired(struct daemon *d, int64_t before_ms, struct gc_result *d
         if (r == 0 && dropped)
             r = db_run(d->db, err, "DELETE FROM snapshot_layers WHERE snapshot=?", "s", id);
         r = db_end(d->db, r, err);
+        if (r == 0 && dropped)
+            r = images_remove(d, id, err);
         done->snapshots += (uint32_t)dropped;
     }
     return r;
@@ -150,6 +152,27 @@ static int report_row(void *ctx, sqlite3_stmt *row, struct lh_error *err)
     return 0;
 }
 
+static int check_images(void *ctx, sqlite3_stmt *row, struct lh_error *err)
+{
+    struct missing *m = ctx;
+    lh_autofree char *path = images_dir(m->d, db_text(row, 0));
+    struct stat st;
+
+    if (!path)
+        return lh_fail_errno(err, ENOMEM, "audit");
+    if (stat(path, &st) < 0 || !S_ISDIR(st.st_mode))
+        problemf(m->a, "the processes of snapshot %s are recorded, but not there", db_text(row, 0));
+    return 0;
+}
+
+static int audit_images(struct daemon *d, struct auditing *a, struct lh_error *err)
+{
+    struct missing m = {d, a};
+
+    return db_each(d->db, err, check_images, &m,
+                   "SELECT id FROM snapshots WHERE ready=1 AND engine='criu'", "");
+}
+
 static int audit_layers(struct daemon *d, struct auditing *a, struct lh_error *err)
 {
     struct missing m = {d, a};
@@ -205,6 +228,11 @@ int daemon_audit(struct daemon *d, bool content, V1(AuditReply) * reply, struct 
         r = audit_dir(d, &a, "boxes", "SELECT count(*) FROM sandboxes WHERE id=?", err);
     if (r == 0)
         r = audit_dir(d, &a, "layers", "SELECT count(*) FROM layers WHERE id=?", err);
+    if (r == 0)
+        r = audit_dir(d, &a, "checkpoints",
+                      "SELECT count(*) FROM snapshots WHERE id=? AND engine='criu'", err);
+    if (r == 0)
+        r = audit_images(d, &a, err);
     if (r == 0)
         r = audit_layers(d, &a, err);
     if (r == 0 && content)

@@ -284,6 +284,8 @@ int layers_recover(struct daemon *d, struct lh_error *err)
     if (r == 0)
         r = remove_unknown(d, "layers", "SELECT count(*) FROM layers WHERE id=?", err);
     if (r == 0)
+        r = remove_unknown(d, "checkpoints", "SELECT count(*) FROM snapshots WHERE id=?", err);
+    if (r == 0)
         r = remove_unknown(d, "boxes", "SELECT count(*) FROM sandboxes WHERE id=?", err);
     return r < 0 ? r : layers_sweep(d, NULL);
 }

@@ -33,8 +33,8 @@ static int record_merged(struct daemon *d, const char *id, const char *merged, i
 
 /* The pending snapshot: a new layer on top of the sandbox's chain, or of `merged` (NULL = none),
  * which stands for the whole of it. */
-static int record(struct daemon *d, const struct sandbox *s, const struct snapshot_options *o,
-                  const char *id, const char *layer, const char *merged, struct lh_error *err)
+int snapshot_record(struct daemon *d, const struct sandbox *s, const struct snapshot_options *o,
+                    const char *id, const char *layer, const char *merged, struct lh_error *err)
 {
     size_t len;
     lh_autofree uint8_t *limits = lh_pack(&s->limits.base, &len, err);
@@ -50,9 +50,10 @@ static int record(struct daemon *d, const struct sandbox *s, const struct snapsh
         r = db_run(d->db, err,
                    "INSERT INTO snapshots(id, ready, durable, parent, sandbox, image, image_id,"
                    " image_path, task, engine, limits, network, created_ms, unowned_ms)"
-                   " VALUES(?,0,?,?,?,?,?,?,?,'fsonly',?,?,?,?)",
-                   "sissssssbill", id, (int)o->durable, s->snapshot, s->id, s->image, s->image_id,
-                   s->image_path, s->task, limits, len, (int)s->network, now, now);
+                   " VALUES(?,0,?,?,?,?,?,?,?,?,?,?,?,?)",
+                   "sisssssssbill", id, (int)o->durable, s->snapshot, s->id, s->image, s->image_id,
+                   s->image_path, s->task, o->processes ? "criu" : "fsonly", limits, len,
+                   (int)s->network, now, now);
     if (r == 0)
         r = db_run(d->db, err, "INSERT INTO snapshot_layers VALUES(?,-1,?)", "ss", id, layer);
     if (r == 0 && merged)
@@ -67,14 +68,11 @@ static int record(struct daemon *d, const struct sandbox *s, const struct snapsh
     return db_end(d->db, r, err);
 }
 
-int snapshot_adopt_chain(struct daemon *d, const char *sandbox, const char *snapshot, bool merged,
-                         struct lh_error *err)
+int snapshot_take_chain(struct daemon *d, const char *sandbox, const char *snapshot, bool merged,
+                        struct lh_error *err)
 {
-    int r = db_begin(d->db, err);
+    int r = merged ? layers_condemn_of(d, sandbox, err) : 0;
 
-    if (r < 0)
-        return r;
-    r = merged ? layers_condemn_of(d, sandbox, err) : 0;
     if (r == 0)
         r = db_run(d->db, err, "DELETE FROM sandbox_layers WHERE sandbox=?", "s", sandbox);
     if (r == 0) /* positions from 0 on, so that the next layer finds its place on top */
@@ -83,7 +81,15 @@ int snapshot_adopt_chain(struct daemon *d, const char *sandbox, const char *snap
             "INSERT INTO sandbox_layers SELECT ?, row_number() OVER (ORDER BY pos) - 1, layer"
             " FROM snapshot_layers WHERE snapshot=?",
             "ss", sandbox, snapshot);
-    return db_end(d->db, r, err);
+    return r;
+}
+
+int snapshot_adopt_chain(struct daemon *d, const char *sandbox, const char *snapshot, bool merged,
+                         struct lh_error *err)
+{
+    int r = db_begin(d->db, err);
+
+    return r < 0 ? r : db_end(d->db, snapshot_take_chain(d, sandbox, snapshot, merged, err), err);
 }
 
 /* A fork's layer was never flushed; a snapshot that stands on it needs it to be. */
@@ -167,9 +173,8 @@ static int seal(struct daemon *d, struct sandbox *s, const char *id, const char 
     return r;
 }
 
-/* Tells the box what lies below it: the merged layer, or with NULL the recorded ones. */
-static int set_box_chain(struct daemon *d, struct sandbox *s, const char *merged,
-                         struct lh_error *err)
+int snapshot_set_box_chain(struct daemon *d, struct sandbox *s, const char *merged,
+                           struct lh_error *err)
 {
     struct chain chain;
     int r = chain_load(d, s, merged, &chain, err);
@@ -181,9 +186,8 @@ static int set_box_chain(struct daemon *d, struct sandbox *s, const char *merged
     return r;
 }
 
-/* Makes the merged layer, which is recorded. */
-static int merge_chain(struct daemon *d, struct sandbox *s, const char *merged, bool durable,
-                       struct lh_error *err)
+int snapshot_merge_chain(struct daemon *d, struct sandbox *s, const char *merged, bool durable,
+                         struct lh_error *err)
 {
     lh_autofree char *target = layer_dir(d, merged);
     struct chain chain;
@@ -222,18 +226,34 @@ static int seal_on(struct daemon *d, struct sandbox *s, const struct snapshot_op
     int r = 0;
 
     if (merged) {
-        r = merge_chain(d, s, merged, o->durable, err);
+        r = snapshot_merge_chain(d, s, merged, o->durable, err);
         if (r == 0)
-            r = set_box_chain(d, s, merged, err);
+            r = snapshot_set_box_chain(d, s, merged, err);
     }
     if (r == 0)
         r = seal(d, s, id, layer, merged, moved, err);
     if (merged && !*moved) /* it was copied, and goes on above what it had; or as adopted */
-        set_box_chain(d, s, NULL, NULL);
+        snapshot_set_box_chain(d, s, NULL, NULL);
     return r;
 }
 
-static bool chain_is_long(struct daemon *d, const char *sandbox)
+/* With the processes: these first, then the files, which cannot change in between. */
+static int seal_with(struct daemon *d, struct sandbox *s, const struct snapshot_options *o,
+                     const char *id, const char *layer, const char *merged, bool *moved,
+                     struct lh_error *err)
+{
+    struct lh_error on = {0};
+    int r = o->processes ? images_dump(d, s, id, err) : 0;
+
+    if (r < 0)
+        return r;
+    r = seal_on(d, s, o, id, layer, merged, moved, err);
+    if (o->processes && box_go_on(s->box, &on) < 0 && r == 0)
+        r = lh_fail(err, on.code, "%s", on.message);
+    return r;
+}
+
+bool snapshot_chain_is_long(struct daemon *d, const char *sandbox)
 {
     int64_t n = 0;
 
@@ -248,13 +268,15 @@ static int take(struct daemon *d, struct sandbox *s, const struct snapshot_optio
 {
     uint64_t bytes = 0;
     int64_t start_us = lh_now_us();
-    int r = seal_on(d, s, o, id, layer, merged, moved, err);
+    int r = seal_with(d, s, o, id, layer, merged, moved, err);
     int64_t sealed_us = lh_now_us();
 
     if (r == 0)
         r = settle_layer(d, layer, o->durable, &bytes, err);
     if (r == 0)
         r = settle_chain(d, id, o->durable, err);
+    if (r == 0 && o->processes)
+        r = images_settle(d, id, o->durable, &bytes, err);
     if (r == 0)
         r = make_ready(d, o, id, bytes, err);
     lh_debug("snapshot", "sandbox=%s seal_us=%lld flush_us=%lld", s->id,
@@ -266,7 +288,7 @@ int snapshot_take(struct daemon *d, struct sandbox *s, const struct snapshot_opt
                   char id[LH_ID_SIZE], struct lh_error *err)
 {
     char layer[LH_ID_SIZE], merged[LH_ID_SIZE];
-    bool moved = false, merge = chain_is_long(d, s->id);
+    bool moved = false, merge = snapshot_chain_is_long(d, s->id);
     int before = s->state;
 
     if (!s->box)
@@ -282,7 +304,7 @@ int snapshot_take(struct daemon *d, struct sandbox *s, const struct snapshot_opt
     lh_id_new_text(id);
     lh_id_new_text(layer);
     lh_id_new_text(merged);
-    int r = record(d, s, o, id, layer, merge ? merged : NULL, err);
+    int r = snapshot_record(d, s, o, id, layer, merge ? merged : NULL, err);
     if (r < 0)
         return lh_wrap(err, "snapshot of sandbox %s", s->id);
     sandbox_set_state(d, s, o->state, 0);
@@ -315,6 +337,8 @@ int snapshot_drop(struct daemon *d, const char *id, bool key_too, struct lh_erro
     for (size_t i = 0; r == 0 && i < LH_ARRAY_SIZE(statements) - !key_too; i++)
         r = db_run(d->db, err, statements[i], "s", id);
     r = db_end(d->db, r, err);
+    if (r == 0)
+        r = images_remove(d, id, err);
     return r < 0 ? r : layers_remove_condemned(d, NULL);
 }
 

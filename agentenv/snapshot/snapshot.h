@@ -14,17 +14,68 @@ struct snapshot_options {
     const char *owner;          /* retained in the same transaction; NULL or "" = by nobody */
     bool durable;               /* survives the host: files and rows are on disk when it returns */
     int state;                  /* shown meanwhile: SB_SNAPSHOTTING or SB_FORKING */
+    bool processes;             /* engine criu; the sandbox runs or is frozen */
 };
 
 /* The chain of a sandbox becomes that of a snapshot of it which was sealed live; `merged`: which
  * names other layers, so that those it had may be nobody's now. */
 int snapshot_adopt_chain(struct daemon *d, const char *sandbox, const char *snapshot, bool merged,
                          struct lh_error *err);
+/* The same inside a transaction. */
+int snapshot_take_chain(struct daemon *d, const char *sandbox, const char *snapshot, bool merged,
+                        struct lh_error *err);
 /* Takes one of a sandbox that is held alone, RUNNING or FROZEN. */
 int snapshot_take(struct daemon *d, struct sandbox *s, const struct snapshot_options *o,
                   char id[LH_ID_SIZE], struct lh_error *err);
 /* Removes it at once, whoever retains it; with `key_too` its idempotency key is free again. */
 int snapshot_drop(struct daemon *d, const char *id, bool key_too, struct lh_error *err);
+
+/* ---- hibernate.c ---- */
+
+/* Of a sandbox that is held alone, RUNNING or FROZEN: takes a snapshot with its processes, makes it
+ * the sandbox's checkpoint and the sandbox HIBERNATED, in one transaction, and ends the processes.
+ * After an error it goes on as before, or is DEAD. */
+int snapshot_hibernate(struct daemon *d, struct sandbox *s, struct lh_error *err);
+/* The second half, again after a crash: what is left of its processes is the caller's, its upper
+ * directory becomes the checkpoint's layer. */
+int snapshot_settle_hibernated(struct daemon *d, struct sandbox *s, struct lh_error *err);
+/* Flushes checkpoints that were not, so that hibernated sandboxes survive the host. */
+int checkpoints_flush(struct daemon *d, struct lh_error *err);
+
+/* ---- images.c: the process images of a snapshot ---- */
+
+/* Engine criu: where they lie; *path = NULL: it has none.  NOT_FOUND: no such snapshot. */
+int snapshot_images(struct daemon *d, const char *id, char **path, struct lh_error *err);
+/* Makes the directory and fills it; the box is asleep and frozen then. */
+int images_dump(struct daemon *d, struct sandbox *s, const char *id, struct lh_error *err);
+int images_settle(struct daemon *d, const char *id, bool durable, uint64_t *bytes,
+                  struct lh_error *err);
+int images_remove(struct daemon *d, const char *id, struct lh_error *err); /* absent is fine */
+
+/* The checkpoint of a sandbox: a snapshot that is retained by it.  "" = it has none. */
+int checkpoint_of(struct daemon *d, const char *sandbox, char id[LH_ID_SIZE], struct lh_error *err);
+/* Inside a transaction: another one, or (NULL) none. */
+int checkpoint_name(struct daemon *d, const char *sandbox, const char *snapshot,
+                    struct lh_error *err);
+/* The same in one of its own; the one before is dropped unless somebody else retains it. */
+int checkpoint_set(struct daemon *d, const char *sandbox, const char *snapshot,
+                   struct lh_error *err);
+/* Drops a snapshot that nobody retains. */
+int checkpoint_drop(struct daemon *d, const char *snapshot, struct lh_error *err);
+
+/* ---- parts of snapshot.c ---- */
+
+/* The rows of a snapshot that is not ready: a new layer on the sandbox's chain, or on `merged`
+ * (NULL = none), which stands for all of it. */
+int snapshot_record(struct daemon *d, const struct sandbox *s, const struct snapshot_options *o,
+                    const char *id, const char *layer, const char *merged, struct lh_error *err);
+/* Makes the merged layer, which is recorded. */
+int snapshot_merge_chain(struct daemon *d, struct sandbox *s, const char *merged, bool durable,
+                         struct lh_error *err);
+bool snapshot_chain_is_long(struct daemon *d, const char *sandbox);
+/* Tells the box what lies below it: `merged`, or (NULL) what is recorded. */
+int snapshot_set_box_chain(struct daemon *d, struct sandbox *s, const char *merged,
+                           struct lh_error *err);
 
 bool snapshot_is_ready(struct daemon *d, const char *id);
 

@@ -9,6 +9,7 @@ import unittest
 import uuid
 
 import grpc
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 import agentenv_lab as lab
 
@@ -136,6 +137,66 @@ def tar_of(*members):
                 m.linkname = payload or ""
                 t.addfile(m)
     return out.getvalue()
+
+
+class Reflection(ServiceTest):
+    """A client that has nothing but the protocol of reflection drives a whole life cycle."""
+
+    def setUp(self):
+        super().setUp()
+        self.reflection = lab.reflection_stubs()
+
+    def ask(self, **question):
+        r = self.reflection
+        call = self.c.channel.stream_stream("/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
+                                            r.ServerReflectionRequest.SerializeToString,
+                                            r.ServerReflectionResponse.FromString)
+        return next(call(iter([r.ServerReflectionRequest(**question)]), timeout=10))
+
+    def pool(self, symbol):
+        pool = descriptor_pool.DescriptorPool()
+        files = {}
+        for data in self.ask(file_containing_symbol=symbol).file_descriptor_response.file_descriptor_proto:
+            f = descriptor_pb2.FileDescriptorProto.FromString(data)
+            files[f.name] = f
+
+        def add(name):
+            f = files.pop(name, None)
+            if f:
+                for d in f.dependency:
+                    add(d)
+                pool.Add(f)
+        for name in list(files):
+            add(name)
+        return pool
+
+    def test_a_life_by_reflection_alone(self):
+        services = [s.name for s in self.ask(list_services="").list_services_response.service]
+        self.assertIn("longhaul.sandbox.v1.Sandboxes", services)
+        service = self.pool("longhaul.sandbox.v1.Sandboxes").FindServiceByName("longhaul.sandbox.v1.Sandboxes")
+
+        def call(method, streams=False, **fields):
+            m = service.methods_by_name[method]
+            request = message_factory.MessageFactory().GetPrototype(m.input_type)(**fields)
+            reply = message_factory.MessageFactory().GetPrototype(m.output_type)
+            make = self.c.channel.unary_stream if streams else self.c.channel.unary_unary
+            return make("/%s/%s" % (service.full_name, method), type(request).SerializeToString,
+                        reply.FromString)(request, timeout=30)
+        box = call("Create", idempotency_key=uuid.uuid4().hex, image="bb", owner="reflected")
+        events = list(call("Exec", streams=True, id=box.id, argv=["sh", "-c", "echo out; exit 3"]))
+        self.assertEqual((events[0].out, events[-1].exit.status), (b"out\n", 3))
+        snap = call("TakeSnapshot", id=box.id, idempotency_key=uuid.uuid4().hex)
+        again = call("Create", idempotency_key=uuid.uuid4().hex, snapshot=snap.id)
+        self.assertEqual({s.id for s in call("List").sandboxes}, {box.id, again.id})
+        for b in (box, again):
+            self.assertEqual(call("Remove", id=b.id).removed, 1)
+
+    def test_what_is_not_there_is_said(self):
+        for question in ({"file_containing_symbol": "no.such.Symbol"}, {"file_by_filename": "none.proto"},
+                         {"file_containing_symbol": ""}, {"all_extension_numbers_of_type": "x"}):
+            self.assertEqual(self.ask(**question).error_response.error_code, 5, question)
+        deep = self.ask(file_containing_symbol="longhaul.sandbox.v1.Sandboxes.Create")
+        self.assertTrue(deep.file_descriptor_response.file_descriptor_proto)
 
 
 class Hostile(ServiceTest):

@@ -1,5 +1,6 @@
 """What the tests of agentenvd share: a daemon of one's own, the command, a gRPC client, a busybox image,
 and counts of what must not be left over."""
+import importlib
 import json
 import os
 import shutil
@@ -131,6 +132,7 @@ class Daemon:
         return found
 
     def leftovers(self):
+        self.run("engines", check=False)  # returns when the self-test is over, whose sandbox is none of ours
         boxes = os.path.join(self.state, "boxes")
         left = ["directory " + d for d in os.listdir(boxes)] + ["cgroup " + c for c in self.cgroups()]
         with open("/proc/self/mountinfo") as f:
@@ -177,15 +179,24 @@ class ClientTest(DaemonTest):
         self.c = Client(self.pb, self.d.socket)
 
 
-def stubs():
-    """The message classes of the schemas, made by protoc."""
+def made_by_protoc(module, *names):
     out = tempfile.mkdtemp(prefix="agentenvd-pb-")
-    names = ["longhaul/task/v1/task.proto", "longhaul/sandbox/v1/sandbox.proto"]
     subprocess.run(["protoc", "--proto_path=" + PROTO, "--python_out=" + out, *names], check=True)
-    sys.path.insert(0, out)
-    from longhaul.sandbox.v1 import sandbox_pb2
+    sys.path[:0] = [out, os.path.join(out, os.path.dirname(names[-1]))]
+    made = importlib.import_module(module)
     shutil.rmtree(out)
-    return sandbox_pb2
+    return made
+
+
+def stubs():
+    """The message classes of the schemas."""
+    return made_by_protoc("longhaul.sandbox.v1.sandbox_pb2", "longhaul/task/v1/task.proto",
+                          "longhaul/sandbox/v1/sandbox.proto")
+
+
+def reflection_stubs():
+    """Not as a part of "grpc", which is another package."""
+    return made_by_protoc("reflection_pb2", "grpc/reflection/v1alpha/reflection.proto")
 
 
 class Client:

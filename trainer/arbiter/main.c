@@ -18,7 +18,7 @@
 
 LH_LOG_COMPONENT("arbiterd");
 
-enum { CHUNK_BYTES = 4 << 20 };
+enum { CHUNK_BYTES = 4 << 20, DEVICE_CHUNK_BYTES = 256 << 20 };
 
 static struct node node; /* too large for a stack */
 
@@ -117,7 +117,7 @@ static int run(struct lh_error *err)
     lh_autoclose int listener = ipc_listen(socket, err);
     if (listener < 0)
         return listener;
-    int r = node_init(&node, state, CHUNK_BYTES, err);
+    int r = node_init(&node, state, CHUNK_BYTES, DEVICE_CHUNK_BYTES, err);
     if (r == 0)
         lh_info("ready", "socket=%s epoch=%llu", socket, (unsigned long long)node.epoch);
     if (r == 0)

@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "proto/cleanup.h"
+#include "proto/cuda_driver.h"
 #include "proto/file.h"
 #include "proto/ipc.h"
 #include "proto/log.h"
@@ -20,14 +21,21 @@ LH_LOG_COMPONENT("arbiterd");
 
 enum { SEND_MS = 2000, DEATH_MS = 5000 };
 
-int node_init(struct node *n, const char *state_path, size_t chunk_bytes, struct lh_error *err)
+struct pool *node_pool(struct node *n, const struct region *r)
+{
+    return r->on_device ? &n->device : &n->pool;
+}
+
+int node_init(struct node *n, const char *state_path, size_t chunk_bytes, size_t device_chunk_bytes,
+              struct lh_error *err)
 {
     unsigned long long epoch = 0;
 
     memset(n, 0, sizeof *n);
     for (size_t i = 0; i < NODE_CLIENTS; i++)
         n->clients[i].fd = n->clients[i].pidfd = -1;
-    pool_init(&n->pool, chunk_bytes);
+    pool_init(&n->pool, chunk_bytes, false);
+    pool_init(&n->device, device_chunk_bytes, true);
     n->phase = LONGHAUL__ARBITER__V1__PHASE__PHASE_SYNC;
     n->state_path = strdup(state_path);
     if (!n->state_path)
@@ -53,6 +61,7 @@ void node_finish(struct node *n)
     for (size_t i = 0; i < n->n_shared; i++)
         close(n->shared[i].fd);
     pool_finish(&n->pool);
+    pool_finish(&n->device);
     free(n->state_path);
 }
 
@@ -94,7 +103,8 @@ static void make_it_let_go(const struct node *n, const struct client *c)
 {
     struct pollfd p = {c->pidfd, POLLIN, 0};
 
-    if (c->pidfd < 0 || !c->n_regions || !holders_mapped_bytes(c->pid, any_chunk, n))
+    if (c->pidfd < 0 || !(c->on_device || c->n_regions) ||
+        !(c->on_device || holders_mapped_bytes(c->pid, any_chunk, n)))
         return;
     lh_warn("kill", "client=%s pid=%d keeps memory it must give back", c->name, (int)c->pid);
     syscall(SYS_pidfd_send_signal, c->pidfd, SIGKILL, NULL, 0);
@@ -156,7 +166,8 @@ static int hello(struct node *n, struct client *c, uint64_t call,
     h.phase = n->phase;
     h.epoch = n->epoch;
     h.chunk_bytes = n->pool.chunk_bytes;
-    h.backend = (char *)"host";
+    h.device_chunk_bytes = cuda_driver(NULL) ? n->device.chunk_bytes : 0;
+    h.backend = (char *)(h.device_chunk_bytes ? "cuda" : "host");
     m.call = call;
     m.body_case = LONGHAUL__ARBITER__V1__SERVER_MESSAGE__BODY_HELLO;
     m.hello = &h;
@@ -196,6 +207,10 @@ static int stat_reply(struct node *n, struct client *to, uint64_t call, struct l
     s.epoch = n->epoch;
     s.total_bytes = n->pool.n * n->pool.chunk_bytes;
     s.lent_bytes = n->pool.lent * n->pool.chunk_bytes;
+    s.device_bytes = n->device.n * n->device.chunk_bytes + n->device_shared;
+    s.device_lent_bytes = n->device.lent * n->device.chunk_bytes;
+    if (cuda_driver_used_bytes() > s.device_bytes)
+        s.device_outside_bytes = cuda_driver_used_bytes() - s.device_bytes;
     s.last_residual_bytes = n->last_residual;
     s.last_switch_ms = n->last_switch_ms;
     m.call = call;

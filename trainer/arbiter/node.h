@@ -28,14 +28,15 @@ struct region {
     Longhaul__Arbiter__V1__Park park;
     uint64_t bytes;  /* multiple of the chunk size */
     unsigned phases; /* 1 << Phase */
-    size_t *chunks;  /* lent now; NULL = not backed */
+    bool on_device;
+    size_t *chunks; /* lent now; NULL = not backed */
 };
 
 struct shared_region {
     char name[NODE_NAME];
-    uint64_t bytes;
+    uint64_t asked, bytes; /* on the device more than was asked for */
     int fd;
-    ino_t inode;
+    ino_t inode; /* 0 on the device */
 };
 
 struct client {
@@ -44,7 +45,9 @@ struct client {
     pid_t pid;
     char name[NODE_NAME]; /* "" before HELLO */
     bool leader;
-    bool acked; /* of the switch in progress */
+    bool acked;     /* of the switch in progress */
+    bool on_device; /* has been lent device memory, which shows in no file of /proc */
+    uint64_t kept;  /* device bytes it says it could not unmap */
     uint64_t outside_first;
     struct region regions[NODE_REGIONS];
     size_t n_regions;
@@ -61,10 +64,11 @@ struct node_switch {
 };
 
 struct node {
-    struct pool pool;
+    struct pool pool, device;
     struct client clients[NODE_CLIENTS];
     struct shared_region shared[NODE_SHARED];
     size_t n_shared;
+    uint64_t device_shared; /* bytes of shared segments on the device */
     Longhaul__Arbiter__V1__Phase phase;
     uint64_t epoch;
     struct node_switch sw;
@@ -73,8 +77,12 @@ struct node {
     char *state_path;
 };
 
+/* The pool that backs a region. */
+struct pool *node_pool(struct node *n, const struct region *r);
+
 /* Starts in SYNC, with the epoch after the last one that a previous arbiterd recorded. */
-int node_init(struct node *n, const char *state_path, size_t chunk_bytes, struct lh_error *err);
+int node_init(struct node *n, const char *state_path, size_t chunk_bytes, size_t device_chunk_bytes,
+              struct lh_error *err);
 void node_finish(struct node *n);
 
 /* Takes over the connected fd. */

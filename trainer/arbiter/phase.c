@@ -87,8 +87,12 @@ int node_switch_begin(struct node *n, struct client *leader, uint64_t call,
 void node_revoke_acked(struct node *n, struct client *c,
                        const Longhaul__Arbiter__V1__RevokeAck *ack)
 {
-    if (n->sw.running && ack->epoch == n->epoch)
+    if (ack->leaving)
+        c->on_device = false;
+    if (n->sw.running && ack->epoch == n->epoch) {
         c->acked = true;
+        c->kept = c->on_device ? ack->mapped_bytes : 0;
+    }
 }
 
 static void take_back_everything(struct node *n)
@@ -113,7 +117,7 @@ static uint64_t enforce_residual(struct node *n)
             continue;
         if (!c->outside_first)
             c->outside_first = holders_outside_bytes(c->pid);
-        if (!node_residual(n, c))
+        if (!node_residual(n, c) && !c->kept)
             continue;
         struct client gone = *c;
         node_drop_client(n, c, "it still maps memory after its ack");

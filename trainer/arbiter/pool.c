@@ -8,9 +8,9 @@
 
 #include "proto/cleanup.h"
 
-void pool_init(struct pool *p, size_t chunk_bytes)
+void pool_init(struct pool *p, size_t chunk_bytes, bool on_device)
 {
-    *p = (struct pool){.chunk_bytes = chunk_bytes};
+    *p = (struct pool){.chunk_bytes = chunk_bytes, .on_device = on_device};
 }
 
 void pool_finish(struct pool *p)
@@ -49,7 +49,9 @@ static int add_chunk(struct pool *p, struct lh_error *err)
         p->room = room;
     }
     struct chunk *c = &p->chunks[p->n];
-    c->fd = pool_shared_segment("longhaul-chunk", p->chunk_bytes, &c->inode, err);
+    c->inode = 0;
+    c->fd = p->on_device ? device_segment(&p->chunk_bytes, err)
+                         : pool_shared_segment("longhaul-chunk", p->chunk_bytes, &c->inode, err);
     if (c->fd < 0)
         return c->fd;
     c->lent = false;

@@ -4,7 +4,8 @@
 
 struct R(back) {
     struct R(net) * n;
-    real *g; /* gradients of the weights, laid out like them */
+    const real *page;
+    wide *g; /* gradients of the weights, laid out like them */
 };
 
 /* y = x w': dx, dw of a projection whose input and output are both dense or strided rows. */
@@ -15,40 +16,40 @@ static void back_linear(const struct R(back) * b, int rows, int out, int in, con
     b->n->ops->back_input(rows, out, in, dy, ldy, b->n->w + w, dx, lddx, add);
 }
 
+static void conv_backward(const struct R(back) * b, size_t w, const real *proj, int in)
+{
+    struct R(net) *n = b->n;
+    int taps = 3 * n->m->kda_width, kernel = n->m->config.conv_kernel;
+
+    n->ops->conv_taps(taps, kernel, n->w + w, n->taps);
+    n->ops->clear(n->dtaps, (size_t)taps * (size_t)kernel * sizeof *n->dtaps);
+    n->ops->back_conv(n->batch.rows, taps, kernel, n->taps, proj, in, n->d.conv, n->d.proj, in,
+                      n->dtaps);
+    n->ops->back_conv_taps(taps, kernel, n->dtaps, b->g + w);
+}
+
 static void kda_backward(const struct R(back) * b, int layer, const struct R(acts) * a)
 {
     struct R(net) *n = b->n;
     const struct policy_model *m = n->m;
     const struct policy_layer_at *at = &m->layers[layer];
     struct kda_shape s = R(net_kda_shape)(m);
-    struct R(kda_rows) r = R(net_kda_rows)(m, a, 0), d = R(net_kda_rows)(m, &n->d, 0);
-    int hidden = m->config.hidden, width = m->kda_width, in = m->kda_in;
+    struct R(kda_rows) r = R(net_kda_rows)(a), d = R(net_kda_rows)(&n->d);
+    int rows = n->batch.rows, hidden = m->config.hidden, width = m->kda_width, in = m->kda_in;
     ptrdiff_t f_a = 3 * (ptrdiff_t)width, g_a = f_a + s.dim, beta = g_a + s.dim;
-    int taps = 3 * width;
 
-    back_linear(b, n->rows, hidden, width, n->dx, hidden, a->y, width, at->o, n->d.y, width, 0);
-    n->ops->back_gated_norm(&s, n->rows, (real)m->config.rms_eps, n->w + at->o_norm, a->o, a->gate,
+    back_linear(b, rows, hidden, width, n->dx, hidden, a->y, width, at->o, n->d.y, width, 0);
+    n->ops->back_gated_norm(&s, rows, (wide)m->config.rms_eps, n->w + at->o_norm, a->o, a->gate,
                             n->d.y, n->d.o, n->d.gate, b->g + at->o_norm);
-    n->ops->back_kda_scan(&s, n->rows, &r, a->snaps, &d, n->work);
-    n->ops->back_kda_inputs(&s, n->rows, n->w + at->a_log, &r, &d, n->d.proj + beta, in,
-                            b->g + at->a_log, b->g + at->dt_bias);
-    back_linear(b, n->rows, width, s.dim, n->d.z, width, a->proj + f_a, in, at->f_b,
-                n->d.proj + f_a, in, 0);
-    back_linear(b, n->rows, width, s.dim, n->d.gate, width, a->proj + g_a, in, at->g_b,
+    n->ops->back_kda_scan(&s, rows, &r, a->snaps, &d, n->work);
+    n->ops->back_kda_inputs(&s, rows, n->w + at->a_log, n->w + at->dt_bias, &r, &d,
+                            n->d.proj + beta, in, b->g + at->a_log, b->g + at->dt_bias);
+    back_linear(b, rows, width, s.dim, n->d.z, width, a->proj + f_a, in, at->f_b, n->d.proj + f_a,
+                in, 0);
+    back_linear(b, rows, width, s.dim, n->d.gate, width, a->proj + g_a, in, at->g_b,
                 n->d.proj + g_a, in, 0);
-    for (int i = 0; i < taps; i++)
-        for (int j = 0; j < s.kernel; j++) {
-            n->taps[(ptrdiff_t)j * taps + i] =
-                n->w[at->conv + (size_t)i * (size_t)s.kernel + (size_t)j];
-            n->dtaps[(ptrdiff_t)j * taps + i] = 0;
-        }
-    n->ops->back_conv(n->rows, taps, s.kernel, n->taps, a->proj, in, n->d.conv, n->d.proj, in,
-                      n->dtaps);
-    for (int i = 0; i < taps; i++)
-        for (int j = 0; j < s.kernel; j++)
-            b->g[at->conv + (size_t)i * (size_t)s.kernel + (size_t)j] +=
-                n->dtaps[(ptrdiff_t)j * taps + i];
-    back_linear(b, n->rows, in, hidden, n->d.proj, in, a->xn, hidden, at->in, n->d.xn, hidden, 0);
+    conv_backward(b, at->conv, a->proj, in);
+    back_linear(b, rows, in, hidden, n->d.proj, in, a->xn, hidden, at->in, n->d.xn, hidden, 0);
 }
 
 /* y of a head = olat W_uv', qabs of a head = [q_nope W_uk, q_rope]. */
@@ -61,7 +62,7 @@ static void mla_back_values(const struct R(back) * b, int layer, const struct R(
     for (int h = 0; h < s.heads; h++) {
         size_t skip = (size_t)h * (size_t)(s.nope + s.value) + (size_t)s.nope;
 
-        back_linear(b, n->rows, s.value, s.lora, n->d.y + (ptrdiff_t)h * s.value, ldy,
+        back_linear(b, n->batch.rows, s.value, s.lora, n->d.y + (ptrdiff_t)h * s.value, ldy,
                     a->olat + (ptrdiff_t)h * s.lora, ldo,
                     n->m->layers[layer].kv_b + skip * (size_t)s.lora,
                     n->d.olat + (ptrdiff_t)h * s.lora, ldo, 0);
@@ -80,11 +81,9 @@ static void mla_back_queries(const struct R(back) * b, int layer, const real *q,
         const real *d = n->d.qabs + (ptrdiff_t)h * n->m->latent;
         ptrdiff_t head = (ptrdiff_t)h * (s.nope + s.rope);
 
-        n->ops->back_weight(n->rows, s.nope, s.lora, q + head, ldq, d, ld, b->g + w, s.lora);
-        n->ops->product(n->rows, s.nope, s.lora, d, ld, n->w + w, s.lora, dq + head, ldq);
-        for (int t = 0; t < n->rows; t++)
-            memcpy(dq + head + (ptrdiff_t)t * ldq + s.nope, d + (ptrdiff_t)t * ld + s.lora,
-                   (size_t)s.rope * sizeof *dq);
+        n->ops->back_weight(n->batch.rows, s.nope, s.lora, q + head, ldq, d, ld, b->g + w, s.lora);
+        n->ops->product(n->batch.rows, s.nope, s.lora, d, ld, n->w + w, s.lora, dq + head, ldq);
+        n->ops->copy_columns(n->batch.rows, s.rope, d + s.lora, ld, dq + head + s.nope, ldq);
     }
 }
 
@@ -95,17 +94,14 @@ static void mla_back_latents(const struct R(back) * b, int layer, const struct R
     const struct policy_model *m = n->m;
     struct mla_shape s = R(net_mla_shape)(m);
     size_t norm = m->layers[layer].kv_norm;
+    real *d = n->d.proj + m->q_in;
 
-    for (int t = 0; t < n->rows; t++) {
-        real *d = n->d.proj + (ptrdiff_t)t * m->mla_in + m->q_in;
-        const real *dc = n->dlatents + (ptrdiff_t)t * m->latent;
-
-        memset(d, 0, (size_t)s.lora * sizeof *d);
-        memcpy(d + s.lora, dc + s.lora, (size_t)s.rope * sizeof *d);
-        n->ops->back_rmsnorm(1, s.lora, (real)POLICY_LATENT_EPS, n->w + norm,
-                             a->proj + (ptrdiff_t)t * m->mla_in + m->q_in, m->mla_in, dc, m->latent,
-                             d, m->mla_in, b->g + norm);
-    }
+    n->ops->clear_columns(n->batch.rows, s.lora, d, m->mla_in);
+    n->ops->copy_columns(n->batch.rows, s.rope, n->dlatents + s.lora, m->latent, d + s.lora,
+                         m->mla_in);
+    n->ops->back_rmsnorm(n->batch.rows, s.lora, (wide)POLICY_LATENT_EPS, n->w + norm,
+                         a->proj + m->q_in, m->mla_in, n->dlatents, m->latent, d, m->mla_in,
+                         b->g + norm);
 }
 
 static void mla_back_low_rank(const struct R(back) * b, int layer, const struct R(acts) * a)
@@ -114,12 +110,12 @@ static void mla_back_low_rank(const struct R(back) * b, int layer, const struct 
     const struct policy_model *m = n->m;
     const struct policy_layer_at *at = &m->layers[layer];
 
-    back_linear(b, n->rows, m->q_width, m->q_in, n->d.q, m->q_width, a->qn, m->q_in, at->q_b,
+    back_linear(b, n->batch.rows, m->q_width, m->q_in, n->d.q, m->q_width, a->qn, m->q_in, at->q_b,
                 n->d.qn, m->q_in, 0);
-    for (int t = 0; t < n->rows; t++)
-        memset(n->d.proj + (ptrdiff_t)t * m->mla_in, 0, (size_t)m->q_in * sizeof(real));
-    n->ops->back_rmsnorm(n->rows, m->q_in, (real)POLICY_LATENT_EPS, n->w + at->q_norm, a->proj,
-                         m->mla_in, n->d.qn, m->q_in, n->d.proj, m->mla_in, b->g + at->q_norm);
+    n->ops->clear_columns(n->batch.rows, m->q_in, n->d.proj, m->mla_in);
+    n->ops->back_rmsnorm(n->batch.rows, m->q_in, (wide)POLICY_LATENT_EPS, n->w + at->q_norm,
+                         a->proj, m->mla_in, n->d.qn, m->q_in, n->d.proj, m->mla_in,
+                         b->g + at->q_norm);
 }
 
 static void mla_backward(const struct R(back) * b, int layer, const struct R(acts) * a)
@@ -131,12 +127,11 @@ static void mla_backward(const struct R(back) * b, int layer, const struct R(act
     int hidden = m->config.hidden, in = m->mla_in;
     size_t page = (size_t)n->page_tokens * (size_t)m->latent;
 
-    back_linear(b, n->rows, hidden, m->v_width, n->dx, hidden, a->y, m->v_width, at->o, n->d.y,
-                m->v_width, 0);
+    back_linear(b, n->batch.rows, hidden, m->v_width, n->dx, hidden, a->y, m->v_width, at->o,
+                n->d.y, m->v_width, 0);
     mla_back_values(b, layer, a);
-    memset(n->dlatents, 0, (size_t)n->rows * (size_t)m->latent * sizeof(real));
-    n->ops->back_mla_attend(&s, n->rows, n->seqs[0].pages[0] + (size_t)m->place[layer] * page,
-                            a->qabs, a->olat, a->lse, n->d.olat, n->d.qabs, n->dlatents, n->work);
+    n->ops->back_mla_attend(&s, n->batch.rows, b->page + (size_t)m->place[layer] * page, a->qabs,
+                            a->olat, a->lse, n->d.olat, n->d.qabs, n->dlatents, n->work);
     if (m->config.q_lora) {
         mla_back_queries(b, layer, a->q, n->d.q, m->q_width);
         mla_back_low_rank(b, layer, a);
@@ -144,7 +139,8 @@ static void mla_backward(const struct R(back) * b, int layer, const struct R(act
         mla_back_queries(b, layer, a->proj, n->d.proj, in);
     }
     mla_back_latents(b, layer, a);
-    back_linear(b, n->rows, in, hidden, n->d.proj, in, a->xn, hidden, at->in, n->d.xn, hidden, 0);
+    back_linear(b, n->batch.rows, in, hidden, n->d.proj, in, a->xn, hidden, at->in, n->d.xn, hidden,
+                0);
 }
 
 /* Of forward.c's glu_forward(); w is where gate|up lies, down behind it at w_down. */
@@ -159,46 +155,26 @@ static void glu_backward(const struct R(back) * b, int rows, int ffn, size_t w, 
     back_linear(b, rows, 2 * ffn, hidden, dgu, 2 * ffn, x, hidden, w, dx, hidden, 0);
 }
 
-/* d.ye = weight * dx, d.weight = dx . ye, for each choice. */
-static void back_mix(const struct R(net) * n, const struct R(acts) * a)
-{
-    int top = n->m->config.experts_per_token, hidden = n->m->config.hidden;
-
-    for (int i = 0; i < n->rows * top; i++) {
-        const real *dx = n->dx + (ptrdiff_t)(i / top) * hidden;
-        ptrdiff_t at = (ptrdiff_t)a->place[i] * hidden;
-
-        n->d.weight[i] = rdot(dx, a->ye + at, hidden);
-        for (int j = 0; j < hidden; j++)
-            n->d.ye[at + j] = a->weight[i] * dx[j];
-    }
-}
-
 static void experts_backward(const struct R(back) * b, int layer, const struct R(acts) * a)
 {
     struct R(net) *n = b->n;
     const struct policy_config *c = &n->m->config;
-    int top = c->experts_per_token;
+    int rows = n->batch.rows, top = c->experts_per_token, hidden = c->hidden, ffn = c->moe_ffn;
+    size_t w = n->m->layers[layer].experts, down = w + R(net_expert_down)(n->m);
+    size_t stride = R(net_expert_stride)(n->m);
 
-    back_mix(n, a);
-    R(net_gather)(n, a, a->xmn, n->gathered);
-    for (int e = 0; e < c->experts; e++) {
-        ptrdiff_t from = a->first[e];
-        size_t w = R(net_expert)(n->m, layer, e);
-
-        glu_backward(b, a->first[e + 1] - a->first[e], c->moe_ffn, w,
-                     w + 2 * (size_t)c->moe_ffn * (size_t)c->hidden, n->gathered + from * c->hidden,
-                     a->egu + from * 2 * c->moe_ffn, a->eh + from * c->moe_ffn,
-                     n->d.ye + from * c->hidden, n->d.egu + from * 2 * c->moe_ffn,
-                     n->d.eh + from * c->moe_ffn, n->dgathered + from * c->hidden);
-    }
-    for (int i = 0; i < n->rows * top; i++) {
-        real *to = n->d.xmn + (ptrdiff_t)(i / top) * c->hidden;
-        const real *d = n->dgathered + (ptrdiff_t)a->place[i] * c->hidden;
-
-        for (int j = 0; j < c->hidden; j++)
-            to[j] += d[j];
-    }
+    n->ops->back_mix(rows, hidden, top, a->place, a->weight, a->ye, n->dx, n->d.ye, n->d.weight);
+    n->ops->gather(rows, hidden, top, a->place, a->xmn, n->gathered);
+    n->ops->back_experts_weight(c->experts, a->first, rows * top, hidden, ffn, n->d.ye, a->eh,
+                                b->g + down, stride);
+    n->ops->back_experts_input(c->experts, a->first, rows * top, hidden, ffn, n->d.ye, n->w + down,
+                               stride, n->d.eh);
+    n->ops->back_silu_mul(rows * top, ffn, a->egu, n->d.eh, n->d.egu);
+    n->ops->back_experts_weight(c->experts, a->first, rows * top, 2 * ffn, hidden, n->d.egu,
+                                n->gathered, b->g + w, stride);
+    n->ops->back_experts_input(c->experts, a->first, rows * top, 2 * ffn, hidden, n->d.egu,
+                               n->w + w, stride, n->dgathered);
+    n->ops->back_gather(rows, hidden, top, a->place, n->dgathered, n->d.xmn);
 }
 
 static void moe_backward(const struct R(back) * b, int layer, const struct R(acts) * a)
@@ -208,15 +184,15 @@ static void moe_backward(const struct R(back) * b, int layer, const struct R(act
     const struct policy_layer_at *at = &n->m->layers[layer];
 
     if (n->m->shared_ffn)
-        glu_backward(b, n->rows, n->m->shared_ffn, at->gate_up, at->down, a->xmn, a->gu, a->h,
+        glu_backward(b, n->batch.rows, n->m->shared_ffn, at->gate_up, at->down, a->xmn, a->gu, a->h,
                      n->dx, n->d.gu, n->d.h, n->d.xmn);
     else
-        memset(n->d.xmn, 0, (size_t)n->rows * (size_t)c->hidden * sizeof(real));
+        n->ops->clear(n->d.xmn, (size_t)n->batch.rows * (size_t)c->hidden * sizeof(real));
     experts_backward(b, layer, a);
-    n->ops->back_route(n->rows, c->experts, c->experts_per_token, c->renormalize,
-                       (real)c->routed_scale, a->scores, a->choice, n->d.weight, n->d.scores);
-    back_linear(b, n->rows, c->experts, c->hidden, n->d.scores, c->experts, a->xmn, c->hidden,
-                at->router, n->d.xmn, c->hidden, 1);
+    n->ops->back_route(n->batch.rows, c->experts, c->experts_per_token, c->renormalize,
+                       (wide)c->routed_scale, a->scores, a->choice, n->d.weight, n->d.dscores);
+    back_linear(b, n->batch.rows, c->experts, c->hidden, n->d.dscores, c->experts, a->xmn,
+                c->hidden, at->router, n->d.xmn, c->hidden, 1);
 }
 
 static void layer_backward(const struct R(back) * b, int layer)
@@ -230,55 +206,48 @@ static void layer_backward(const struct R(back) * b, int layer)
     if (c->moe[layer])
         moe_backward(b, layer, a);
     else
-        glu_backward(b, n->rows, c->ffn, at->gate_up, at->down, a->xmn, a->gu, a->h, n->dx, n->d.gu,
-                     n->d.h, n->d.xmn);
-    n->ops->back_rmsnorm(n->rows, hidden, (real)c->rms_eps, n->w + at->ffn_norm, a->xm, hidden,
-                         n->d.xmn, hidden, n->dx, hidden, b->g + at->ffn_norm);
+        glu_backward(b, n->batch.rows, c->ffn, at->gate_up, at->down, a->xmn, a->gu, a->h, n->dx,
+                     n->d.gu, n->d.h, n->d.xmn);
+    n->ops->back_rmsnorm(n->batch.rows, hidden, (wide)c->rms_eps, n->w + at->ffn_norm, a->xm,
+                         hidden, n->d.xmn, hidden, n->dx, hidden, b->g + at->ffn_norm);
     if (c->layer_type[layer] == POLICY_KDA)
         kda_backward(b, layer, a);
     else
         mla_backward(b, layer, a);
-    n->ops->back_rmsnorm(n->rows, hidden, (real)c->rms_eps, n->w + at->norm, a->x, hidden, n->d.xn,
-                         hidden, n->dx, hidden, b->g + at->norm);
+    n->ops->back_rmsnorm(n->batch.rows, hidden, (wide)c->rms_eps, n->w + at->norm, a->x, hidden,
+                         n->d.xn, hidden, n->dx, hidden, b->g + at->norm);
 }
 
 /* Head and last norm, a block of rows at a time: a row of dlogits is as long as the vocabulary. */
-static void head_backward(const struct R(back) * b, const real *logits, real temperature,
-                          const real *d)
+static void head_backward(const struct R(back) * b, const wide *logits, wide temperature,
+                          const wide *d)
 {
     struct R(net) *n = b->n;
     const struct policy_config *c = &n->m->config;
-    int hidden = c->hidden, count = n->rows - 1;
+    int hidden = c->hidden, count = n->batch.rows - 1;
 
-    memset(n->dx, 0, (size_t)n->rows * (size_t)hidden * sizeof(real));
+    n->ops->clear(n->dx, (size_t)n->batch.rows * (size_t)hidden * sizeof(real));
     for (int from = 0; from < count; from += POLICY_LOGIT_ROWS) {
         int rows = count - from < POLICY_LOGIT_ROWS ? count - from : POLICY_LOGIT_ROWS;
         ptrdiff_t at = (ptrdiff_t)from * hidden;
 
-        for (int i = 0; i < rows; i++)
-            n->ops->back_logprob(c->vocab, logits + (ptrdiff_t)(from + i) * c->vocab, temperature,
-                                 n->tokens[from + i + 1], d[from + i],
-                                 n->dlogits + (ptrdiff_t)i * c->vocab);
+        n->ops->back_logprob(rows, c->vocab, logits + (ptrdiff_t)from * c->vocab, temperature,
+                             n->tokens + from + 1, d + from, n->dlogits);
         back_linear(b, rows, c->vocab, hidden, n->dlogits, c->vocab, n->last_n + at, hidden,
                     n->m->head, n->d.xn, hidden, 0);
-        n->ops->back_rmsnorm(rows, hidden, (real)c->rms_eps, n->w + n->m->norm, n->last + at,
+        n->ops->back_rmsnorm(rows, hidden, (wide)c->rms_eps, n->w + n->m->norm, n->last + at,
                              hidden, n->d.xn, hidden, n->dx + at, hidden, b->g + n->m->norm);
     }
 }
 
-void R(net_backward)(struct R(net) * n, const real *logits, real temperature, const real *d,
-                     real *grads)
+void R(net_backward)(struct R(net) * n, const real *page, const wide *logits, wide temperature,
+                     const wide *d, wide *grads)
 {
-    const struct R(back) b = {n, grads};
+    const struct R(back) b = {n, page, grads};
     int hidden = n->m->config.hidden;
 
     head_backward(&b, logits, temperature, d);
     for (int l = n->m->config.layers - 1; l >= 0; l--)
         layer_backward(&b, l);
-    for (int t = 0; t < n->rows; t++) {
-        real *to = grads + n->m->embed + (size_t)n->tokens[t] * (size_t)hidden;
-
-        for (int i = 0; i < hidden; i++)
-            to[i] += n->dx[(ptrdiff_t)t * hidden + i];
-    }
+    n->ops->back_pick(n->batch.rows, hidden, n->tokens, n->dx, grads + n->m->embed);
 }

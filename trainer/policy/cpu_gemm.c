@@ -86,6 +86,12 @@ void OP(cpu_linear)(int m, int n, int k, const real *x, int ldx, const real *w, 
     }
 }
 
+void OP(cpu_linear_wide)(int m, int n, int k, const real *x, int ldx, const real *w, wide *y,
+                         int ldy)
+{
+    OP(cpu_linear)(m, n, k, x, ldx, w, y, ldy);
+}
+
 /* mr rows x nv vectors of the output, constants after inlining. */
 INLINE void axpy_tile(int mr, int nv, int k, const real *x, int ldx, const real *w, int ldw,
                       real *y, int ldy, int add)

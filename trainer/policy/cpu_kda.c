@@ -28,8 +28,8 @@ static void conv_row(int c, int kernel, const real *w, const real *const *in, re
             y[i] = rfma(w[(size_t)j * (size_t)c + (size_t)i], in[j][i], y[i]);
 }
 
-void OP(cpu_conv)(int m, int c, int kernel, const real *w, const real *x, int ldx, real *hist,
-                  real *y)
+static void conv_sequence(int m, int c, int kernel, const real *w, const real *x, int ldx,
+                          real *hist, real *y)
 {
     const real *in[16];
     int past = kernel - 1;
@@ -49,6 +49,31 @@ void OP(cpu_conv)(int m, int c, int kernel, const real *w, const real *x, int ld
                 at < 0 ? hist + (ptrdiff_t)(at + past) * c : x + (ptrdiff_t)at * ldx,
                 (size_t)c * sizeof *hist);
     }
+}
+
+void OP(cpu_conv)(const struct R(batch) * b, int c, int kernel, const real *taps, const real *x,
+                  int ldx, size_t at, real *y)
+{
+    for (int i = 0; i < b->n_seqs; i++) {
+        const struct R(seq) *s = &b->seqs[i];
+
+        conv_sequence(s->n, c, kernel, taps, x + (ptrdiff_t)s->row * ldx, ldx, s->state + at,
+                      y + (ptrdiff_t)s->row * c);
+    }
+}
+
+void OP(cpu_conv_taps)(int c, int kernel, const real *w, real *taps)
+{
+    for (int i = 0; i < c; i++)
+        for (int j = 0; j < kernel; j++)
+            taps[(ptrdiff_t)j * c + i] = w[(ptrdiff_t)i * kernel + j];
+}
+
+void OP(cpu_back_conv_taps)(int c, int kernel, const wide *dtaps, wide *dw)
+{
+    for (int i = 0; i < c; i++)
+        for (int j = 0; j < kernel; j++)
+            dw[(ptrdiff_t)i * kernel + j] += dtaps[(ptrdiff_t)j * c + i];
 }
 
 void OP(cpu_back_conv)(int m, int c, int kernel, const real *w, const real *x, int ldx,
@@ -104,7 +129,8 @@ void OP(cpu_kda_inputs)(const struct kda_shape *s, int m, const real *a_log, con
     for (int t = 0; t < m; t++) {
         const real *conv = r->conv + (ptrdiff_t)t * 3 * width;
         real *qkv = r->qkv + (ptrdiff_t)t * 3 * width;
-        real *z = r->z + (ptrdiff_t)t * width, *g = r->g + (ptrdiff_t)t * width;
+        const real *z = r->z + (ptrdiff_t)t * width;
+        real *g = r->g + (ptrdiff_t)t * width;
         real *alpha = r->alpha + (ptrdiff_t)t * width;
 
         for (int i = 0; i < 3 * width; i++)
@@ -116,8 +142,7 @@ void OP(cpu_kda_inputs)(const struct kda_shape *s, int m, const real *a_log, con
                 x[i] *= n;
         }
         for (int i = 0; i < width; i++) {
-            z[i] += dt_bias[i];
-            g[i] = softplus(z[i]);
+            g[i] = softplus(z[i] + dt_bias[i]);
         }
         for (int h = 0; h < s->heads; h++) {
             real a = RM(exp)(a_log[h]);
@@ -156,8 +181,9 @@ static void back_silu(int n, const real *c, const real *dy, real *dc)
 }
 
 void OP(cpu_back_kda_inputs)(const struct kda_shape *s, int m, const real *a_log,
-                             const struct R(kda_rows) * r, const struct R(kda_rows) * grad,
-                             real *db, int lddb, real *da_log, real *ddt_bias)
+                             const real *dt_bias, const struct R(kda_rows) * r,
+                             const struct R(kda_rows) * grad, real *db, int lddb, real *da_log,
+                             real *ddt_bias)
 {
     int d = s->dim, width = s->heads * d;
     real scale = 1 / RM(sqrt)((real)d);
@@ -177,8 +203,8 @@ void OP(cpu_back_kda_inputs)(const struct kda_shape *s, int m, const real *a_log
             real a = RM(exp)(a_log[h]), beta = r->beta[(ptrdiff_t)t * s->heads + h];
 
             da_log[h] += rdot(grad->g + row + h * d, r->g + row + h * d, d);
-            for (ptrdiff_t i = row + h * d; i < row + (h + 1) * d; i++)
-                grad->z[i] = -a * grad->g[i] * rsigmoid(r->z[i]);
+            for (int i = h * d; i < (h + 1) * d; i++)
+                grad->z[row + i] = -a * grad->g[row + i] * rsigmoid(r->z[row + i] + dt_bias[i]);
             db[(ptrdiff_t)t * lddb + h] =
                 grad->beta[(ptrdiff_t)t * s->heads + h] * beta * (1 - beta);
         }
@@ -232,21 +258,28 @@ static void scan_token(int dim, const real *q, const real *k, const real *alpha,
         scan_columns(1, dim, q, k, alpha, beta, v + c, S + c, o + c);
 }
 
-void OP(cpu_kda_scan)(const struct kda_shape *s, int m, const struct R(kda_rows) * r, real *state,
-                      real *snaps)
+static void scan_sequence(const struct kda_shape *s, int from, int m, const struct R(kda_rows) * r,
+                          real *state, real *snaps)
 {
     int d = s->dim, width = s->heads * d;
     size_t states = (size_t)width * (size_t)d;
 
-    for (int t = 0; t < m; t++) {
+    for (int t = from; t < from + m; t++) {
         const real *qkv = r->qkv + (ptrdiff_t)t * 3 * width;
         ptrdiff_t row = (ptrdiff_t)t * width;
 
-        if (snaps && t % KDA_SPAN == 0)
-            memcpy(snaps + (size_t)(t / KDA_SPAN) * states, state, states * sizeof *state);
+        if (snaps && (t - from) % KDA_SPAN == 0)
+            memcpy(snaps + (size_t)((t - from) / KDA_SPAN) * states, state, states * sizeof *state);
         for (int h = 0; h < s->heads; h++)
             scan_token(d, qkv + h * d, qkv + width + h * d, r->alpha + row + h * d,
                        r->beta[(ptrdiff_t)t * s->heads + h], qkv + 2 * width + h * d,
                        state + (ptrdiff_t)h * d * d, r->o + row + h * d);
     }
+}
+
+void OP(cpu_kda_scan)(const struct kda_shape *s, const struct R(batch) * b,
+                      const struct R(kda_rows) * r, size_t at, wide *snaps)
+{
+    for (int i = 0; i < b->n_seqs; i++)
+        scan_sequence(s, b->seqs[i].row, b->seqs[i].n, r, b->seqs[i].state + at, snaps);
 }

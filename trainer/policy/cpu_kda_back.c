@@ -36,25 +36,25 @@ static struct token token_at(const struct kda_shape *s, const struct R(kda_rows)
 enum { WIDE = 4 }; /* vectors of a column block, in registers while a loop runs down the rows */
 
 /* P = diag(alpha) S and e = v - P' k, columns of one block. */
-INLINE void decay_columns(int n, int wide, const struct token *t, int c, const real *S, real *P,
+INLINE void decay_columns(int n, int width, const struct token *t, int c, const real *S, real *P,
                           real *e)
 {
     vec acc[WIDE];
 
-    for (int j = 0; j < wide; j++)
+    for (int j = 0; j < width; j++)
         acc[j] = vec_load(t->v + c + j * LANES);
     for (int i = 0; i < n; i++) {
         vec a = vec_all(t->alpha[i]), k = vec_all(-t->k[i]);
         ptrdiff_t at = (ptrdiff_t)i * n + c;
 
-        for (int j = 0; j < wide; j++, at += LANES) {
+        for (int j = 0; j < width; j++, at += LANES) {
             vec x = a * vec_load(S + at);
 
             *(vec *)(P + at) = x;
             acc[j] = vec_fma(k, x, acc[j]);
         }
     }
-    for (int j = 0; j < wide; j++)
+    for (int j = 0; j < width; j++)
         *(vec *)(e + c + j * LANES) = acc[j];
 }
 
@@ -71,24 +71,24 @@ INLINE void write_state(int n, const struct token *t, const real *P, const real 
 }
 
 /* D += q do' and dd = D' k, columns of one block. */
-INLINE void receive_columns(int n, int wide, const struct token *t, int c, real *D, real *dd)
+INLINE void receive_columns(int n, int width, const struct token *t, int c, real *D, real *dd)
 {
     vec acc[WIDE] = {0}, d[WIDE];
 
-    for (int j = 0; j < wide; j++)
+    for (int j = 0; j < width; j++)
         d[j] = vec_load(t->dout + c + j * LANES);
     for (int i = 0; i < n; i++) {
         vec q = vec_all(t->q[i]), k = vec_all(t->k[i]);
         real *row = D + (ptrdiff_t)i * n + c;
 
-        for (int j = 0; j < wide; j++) {
+        for (int j = 0; j < width; j++) {
             vec x = vec_fma(q, d[j], vec_load(row + j * LANES));
 
             *(vec *)(row + j * LANES) = x;
             acc[j] = vec_fma(k, x, acc[j]);
         }
     }
-    for (int j = 0; j < wide; j++)
+    for (int j = 0; j < width; j++)
         *(vec *)(dd + c + j * LANES) = acc[j];
 }
 

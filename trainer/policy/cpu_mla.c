@@ -34,14 +34,57 @@ static real soften(struct R(running) * st, int n, real scale, real *s, int first
     return before;
 }
 
-static const real *latents_at(const struct R(mla_cache) * c, int64_t position, int width)
+static real *latents_at(const struct R(seq) * seq, const struct mla_layout *l, int64_t position,
+                        int width)
 {
-    return c->pages[position / c->page_tokens] + c->layer_offset +
-           (size_t)(position % c->page_tokens) * (size_t)width;
+    return seq->pages[position / l->page_tokens] + l->offset +
+           (size_t)(position % l->page_tokens) * (size_t)width;
 }
 
-void OP(cpu_mla_attend)(const struct mla_shape *s, const struct R(mla_cache) * c, int64_t t,
-                        const real *q, real *o, real *lse)
+void OP(cpu_mla_absorb)(const struct mla_shape *s, int m, const real *q, int ldq, const real *kv_b,
+                        real *qabs)
+{
+    int width = s->lora + s->rope, ld = s->heads * width;
+
+    for (int h = 0; h < s->heads; h++) {
+        const real *from = q + (ptrdiff_t)h * (s->nope + s->rope);
+        const real *keys = kv_b + (ptrdiff_t)h * (s->nope + s->value) * s->lora;
+        real *to = qabs + (ptrdiff_t)h * width;
+
+        OP(cpu_linear_t)(m, s->lora, s->nope, from, ldq, keys, s->lora, to, ld, 0);
+        OP(cpu_copy_columns)(m, s->rope, from + s->nope, ldq, to + s->lora, ld);
+    }
+}
+
+void OP(cpu_mla_store)(const struct mla_shape *s, const struct R(batch) * b,
+                       const struct mla_layout *l, wide eps, const real *w, const real *kv,
+                       int ldkv)
+{
+    int width = s->lora + s->rope;
+
+    for (int i = 0; i < b->n_seqs; i++)
+        for (int j = 0; j < b->seqs[i].n; j++) {
+            const real *from = kv + (ptrdiff_t)(b->seqs[i].row + j) * ldkv;
+            real *to = latents_at(&b->seqs[i], l, b->seqs[i].start + j, width);
+
+            OP(cpu_rmsnorm)(1, s->lora, eps, w, from, ldkv, to, width);
+            memcpy(to + s->lora, from + s->lora, (size_t)s->rope * sizeof *to);
+        }
+}
+
+void OP(cpu_mla_values)(const struct mla_shape *s, int m, const real *o, const real *kv_b, real *y)
+{
+    for (int h = 0; h < s->heads; h++) {
+        ptrdiff_t skip = (ptrdiff_t)h * (s->nope + s->value) + s->nope;
+
+        OP(cpu_linear)
+        (m, s->value, s->lora, o + (ptrdiff_t)h * s->lora, s->heads * s->lora,
+         kv_b + skip * s->lora, y + (ptrdiff_t)h * s->value, s->heads * s->value);
+    }
+}
+
+static void attend_token(const struct mla_shape *s, const struct R(seq) * seq,
+                         const struct mla_layout *l, int64_t t, const real *q, real *o, real *lse)
 {
     int width = s->lora + s->rope;
     real scale = 1 / RM(sqrt)((real)(s->nope + s->rope)), scores[MAX_HEADS * MLA_BLOCK];
@@ -50,7 +93,7 @@ void OP(cpu_mla_attend)(const struct mla_shape *s, const struct R(mla_cache) * c
     memset(st, 0, (size_t)s->heads * sizeof *st);
     for (int64_t from = 0; from <= t; from += MLA_BLOCK) {
         int n = t - from + 1 < MLA_BLOCK ? (int)(t - from + 1) : MLA_BLOCK;
-        const real *keys = latents_at(c, from, width);
+        const real *keys = latents_at(seq, l, from, width);
 
         OP(cpu_linear)(s->heads, n, width, q, width, keys, scores, MLA_BLOCK);
         for (int h = 0; h < s->heads; h++) {
@@ -66,6 +109,19 @@ void OP(cpu_mla_attend)(const struct mla_shape *s, const struct R(mla_cache) * c
             o[h * s->lora + i] /= st[h].sum;
         lse[h] = st[h].top + RM(log)(st[h].sum);
     }
+}
+
+void OP(cpu_mla_attend)(const struct mla_shape *s, const struct R(batch) * b,
+                        const struct mla_layout *l, const real *q, real *o, wide *lse)
+{
+    for (int i = 0; i < b->n_seqs; i++)
+        for (int j = 0; j < b->seqs[i].n; j++) {
+            ptrdiff_t row = b->seqs[i].row + j;
+
+            attend_token(s, &b->seqs[i], l, b->seqs[i].start + j,
+                         q + row * s->heads * (s->lora + s->rope), o + row * s->heads * s->lora,
+                         lse + row * s->heads);
+        }
 }
 
 /* A tile of queries t0..t0+n of one head.  p: probabilities, then dscore in ds. */
@@ -92,6 +148,7 @@ void OP(cpu_back_mla_attend)(const struct mla_shape *s, int m, const real *c, co
     int width = s->lora + s->rope, ldq = s->heads * width, ldo = s->heads * s->lora;
     real scale = 1 / RM(sqrt)((real)(s->nope + s->rope));
 
+    memset(dc, 0, (size_t)m * (size_t)width * sizeof *dc);
     for (int t0 = 0; t0 < m; t0 += MLA_TILE) {
         int n = m - t0 < MLA_TILE ? m - t0 : MLA_TILE, keys = t0 + n;
         real *p = work, *ds = work + (ptrdiff_t)MLA_TILE * m;
@@ -108,4 +165,12 @@ void OP(cpu_back_mla_attend)(const struct mla_shape *s, int m, const real *c, co
             OP(cpu_back_weight)(n, keys, s->lora, p, keys, do_ + oa, ldo, dc, width);
         }
     }
+}
+
+size_t OP(cpu_work)(const struct kda_shape *k, const struct mla_shape *a, int m)
+{
+    size_t dim = (size_t)k->dim, scan = (KDA_SPAN + 2) * dim * dim + (KDA_SPAN + 1) * dim;
+    size_t attend = 2 * MLA_TILE * (size_t)m;
+
+    return scan > attend ? scan : attend;
 }

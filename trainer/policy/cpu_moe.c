@@ -1,4 +1,6 @@
-/* Router of the mixture of experts: sigmoid scores; the bias takes part in choosing only. */
+/* Mixture of experts.  Router: sigmoid scores; the bias takes part in choosing only.  Rows are then
+ * sorted by expert, so that an expert's are neighbours, and added up again in a token's own order
+ * of choice. */
 #include "trainer/policy/cpu.h"
 
 static int taken(const int32_t *choice, int n, int e)
@@ -66,5 +68,89 @@ void OP(cpu_back_route)(int m, int experts, int top, int renormalize, real scale
 
             dlogits[choice[i]] = f * (dweight[i] - mean) * s * (1 - s);
         }
+    }
+}
+
+void OP(cpu_dispatch)(int choices, int experts, const int32_t *choice, int32_t *place,
+                      int32_t *first)
+{
+    memset(first, 0, (size_t)(experts + 1) * sizeof *first);
+    for (int i = 0; i < choices; i++)
+        first[choice[i] + 1]++;
+    for (int e = 0; e < experts; e++)
+        first[e + 1] += first[e];
+    for (int i = 0; i < choices; i++)
+        place[i] = first[choice[i]]++;
+    for (int e = experts; e > 0; e--)
+        first[e] = first[e - 1];
+    first[0] = 0;
+}
+
+void OP(cpu_gather)(int m, int n, int top, const int32_t *place, const real *x, real *y)
+{
+    for (int i = 0; i < m * top; i++)
+        memcpy(y + (ptrdiff_t)place[i] * n, x + (ptrdiff_t)(i / top) * n, (size_t)n * sizeof *y);
+}
+
+void OP(cpu_experts_linear)(int experts, const int32_t *first, int m, int n, int k, const real *x,
+                            const real *w, size_t stride, real *y)
+{
+    for (int e = 0; e < experts; e++)
+        OP(cpu_linear)
+    (first[e + 1] - first[e], n, k, x + (ptrdiff_t)first[e] * k, k, w + (size_t)e * stride,
+     y + (ptrdiff_t)first[e] * n, n);
+}
+
+void OP(cpu_mix)(int m, int n, int top, const int32_t *place, const wide *weight, const real *y,
+                 real *out)
+{
+    for (int i = 0; i < m * top; i++) { /* in a token's order of choice */
+        real *to = out + (ptrdiff_t)(i / top) * n;
+        const real *from = y + (ptrdiff_t)place[i] * n;
+
+        for (int j = 0; j < n; j++)
+            to[j] = rfma(weight[i], from[j], to[j]);
+    }
+}
+
+void OP(cpu_back_experts_input)(int experts, const int32_t *first, int m, int n, int k,
+                                const real *dy, const real *w, size_t stride, real *dx)
+{
+    for (int e = 0; e < experts; e++)
+        OP(cpu_back_input)
+    (first[e + 1] - first[e], n, k, dy + (ptrdiff_t)first[e] * n, n, w + (size_t)e * stride,
+     dx + (ptrdiff_t)first[e] * k, k, 0);
+}
+
+void OP(cpu_back_experts_weight)(int experts, const int32_t *first, int m, int n, int k,
+                                 const real *dy, const real *x, wide *dw, size_t stride)
+{
+    for (int e = 0; e < experts; e++)
+        OP(cpu_back_weight)
+    (first[e + 1] - first[e], n, k, dy + (ptrdiff_t)first[e] * n, n, x + (ptrdiff_t)first[e] * k, k,
+     dw + (size_t)e * stride, k);
+}
+
+void OP(cpu_back_mix)(int m, int n, int top, const int32_t *place, const wide *weight,
+                      const real *y, const real *dout, real *dy, wide *dweight)
+{
+    for (int i = 0; i < m * top; i++) {
+        const real *d = dout + (ptrdiff_t)(i / top) * n;
+        ptrdiff_t at = (ptrdiff_t)place[i] * n;
+
+        dweight[i] = rdot(d, y + at, n);
+        for (int j = 0; j < n; j++)
+            dy[at + j] = weight[i] * d[j];
+    }
+}
+
+void OP(cpu_back_gather)(int m, int n, int top, const int32_t *place, const real *dy, real *dx)
+{
+    for (int i = 0; i < m * top; i++) {
+        real *to = dx + (ptrdiff_t)(i / top) * n;
+        const real *from = dy + (ptrdiff_t)place[i] * n;
+
+        for (int j = 0; j < n; j++)
+            to[j] += from[j];
     }
 }

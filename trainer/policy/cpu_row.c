@@ -1,5 +1,36 @@
 /* Ops that work on a row at a time: norms, gates, activations, and their gradients. */
+#include "trainer/policy.h"
 #include "trainer/policy/cpu.h"
+
+void OP(cpu_clear)(void *to, size_t bytes)
+{
+    memset(to, 0, bytes);
+}
+
+void OP(cpu_copy_columns)(int m, int n, const real *x, int ldx, real *y, int ldy)
+{
+    for (int t = 0; t < m; t++)
+        memcpy(y + (ptrdiff_t)t * ldy, x + (ptrdiff_t)t * ldx, (size_t)n * sizeof *y);
+}
+
+void OP(cpu_clear_columns)(int m, int n, real *y, int ldy)
+{
+    for (int t = 0; t < m; t++)
+        memset(y + (ptrdiff_t)t * ldy, 0, (size_t)n * sizeof *y);
+}
+
+void OP(cpu_pick)(int m, int n, const int32_t *list, const real *x, real *y)
+{
+    for (int t = 0; t < m; t++)
+        memcpy(y + (ptrdiff_t)t * n, x + (ptrdiff_t)list[t] * n, (size_t)n * sizeof *y);
+}
+
+void OP(cpu_back_pick)(int m, int n, const int32_t *list, const real *dy, wide *dx)
+{
+    for (int t = 0; t < m; t++)
+        for (int i = 0; i < n; i++)
+            dx[(ptrdiff_t)list[t] * n + i] += dy[(ptrdiff_t)t * n + i];
+}
 
 static real norm_scale(const real *x, int n, real eps)
 {
@@ -90,8 +121,8 @@ void OP(cpu_back_gated_norm)(const struct kda_shape *s, int m, real eps, const r
     }
 }
 
-void OP(cpu_back_logprob)(int n, const real *logits, real temperature, int32_t token, real d,
-                          real *dlogits)
+static void back_logprob_row(int n, const real *logits, real temperature, int32_t token, real d,
+                             real *dlogits)
 {
     real top = logits[0], sum;
 
@@ -104,4 +135,34 @@ void OP(cpu_back_logprob)(int n, const real *logits, real temperature, int32_t t
     for (int i = 0; i < n; i++)
         dlogits[i] *= -d / sum;
     dlogits[token] += d;
+}
+
+void OP(cpu_back_logprob)(int m, int n, const wide *logits, wide temperature, const int32_t *tokens,
+                          const wide *d, real *dlogits)
+{
+    for (int t = 0; t < m; t++)
+        back_logprob_row(n, logits + (ptrdiff_t)t * n, temperature, tokens[t], d[t],
+                         dlogits + (ptrdiff_t)t * n);
+}
+
+#ifdef POLICY_F64
+static real logprob(const real *logits, int n, real temperature, int32_t token)
+{
+    real top = logits[0], sum = 0;
+
+    for (int i = 1; i < n; i++)
+        top = logits[i] > top ? logits[i] : top;
+    for (int i = 0; i < n; i++)
+        sum += rexp((logits[i] - top) / temperature);
+    return (logits[token] - top) / temperature - log(sum);
+}
+#else
+#define logprob policy_logprob
+#endif
+
+void OP(cpu_logprobs)(int m, int n, const wide *logits, wide temperature, const int32_t *tokens,
+                      wide *y)
+{
+    for (int t = 0; t < m; t++)
+        y[t] = logprob(logits + (ptrdiff_t)t * n, n, temperature, tokens[t]);
 }

@@ -14,6 +14,7 @@ struct options {
     const char *verb, *args[2];
     int n_args;
     uint64_t seed;
+    const char *backend;
 };
 
 static int fail(const struct lh_error *err)
@@ -27,7 +28,7 @@ static int run_verify(const struct options *o)
     struct lh_error err = {0};
     struct policy_report r;
 
-    if (policy_verify(o->args[0], o->args[1], stdout, &r, &err))
+    if (policy_verify(o->args[0], o->args[1], o->backend, stdout, &r, &err))
         return fail(&err);
     if (!policy_report_passes(&r)) {
         fprintf(stderr, "longhaul policy: %s does not compute what %s says\n", o->args[0],
@@ -120,6 +121,9 @@ static error_t parse_option(int key, char *arg, struct argp_state *state)
         if (errno || end == arg || *end || *arg == '-')
             argp_error(state, "--seed takes a number, not '%s'", arg);
         return 0;
+    case 'b':
+        o->backend = arg;
+        return 0;
     case ARGP_KEY_ARG:
         if (!o->verb)
             o->verb = arg;
@@ -136,7 +140,9 @@ static error_t parse_option(int key, char *arg, struct argp_state *state)
 int main(int argc, char **argv)
 {
     static const struct argp_option options[] = {
-        {"seed", 's', "N", 0, "init: seed of the first weights (default 0)", 0}, {0}};
+        {"seed", 's', "N", 0, "init: seed of the first weights (default 0)", 0},
+        {"backend", 'b', "NAME", 0, "verify: cpu (default) or cuda", 0},
+        {0}};
     static const struct argp argp = {
         options,
         parse_option,
@@ -150,7 +156,7 @@ int main(int argc, char **argv)
         NULL,
         NULL,
         NULL};
-    struct options o = {0};
+    struct options o = {.backend = "cpu"};
 
     argp_err_exit_status = LH_EXIT_USAGE;
     argp_parse(&argp, argc, argv, 0, NULL, &o);

@@ -7,6 +7,7 @@
 #include <xxhash.h>
 
 #include "proto/file.h"
+#include "trainer/policy/backend.h"
 
 enum dim {
     NONE,
@@ -170,8 +171,11 @@ static int add(struct policy_model *m, const struct row *row, const char *prefix
     p.name = lh_format("%s%s", prefix, row->name);
     if (!p.name)
         return lh_fail(err, LH_RESOURCE_EXHAUSTED, "table of parameters: out of memory");
-    if (at)
+    if (at) { /* else it must follow the one before */
+        m->floats = (m->floats + m->align - 1) / m->align * m->align;
+        p.offset = m->floats;
         *at = m->floats;
+    }
     m->start[m->n_params] = row->start;
     m->params[m->n_params++] = p;
     m->floats += p.count;
@@ -216,6 +220,7 @@ static int add_attention(struct policy_model *m, int layer, struct lh_error *err
 
 static int add_experts(struct policy_model *m, int layer, struct lh_error *err)
 {
+    m->floats = (m->floats + m->align - 1) / m->align * m->align;
     m->layers[layer].experts = m->floats;
     for (int e = 0; e < m->config.experts; e++) {
         lh_autofree char *prefix = lh_format("model.layers.%d." MOE "experts.%d.", layer, e);
@@ -270,15 +275,10 @@ static void derive(struct policy_model *m)
         m->place[i] = c->layer_type[i] == POLICY_KDA ? m->n_kda++ : m->n_mla++;
 }
 
-static int lay_out(struct policy_model *m, struct lh_error *err)
+static int add_all(struct policy_model *m, struct lh_error *err)
 {
     int layers = m->config.layers, rc;
 
-    m->layers = calloc((size_t)layers, sizeof *m->layers);
-    m->place = calloc((size_t)layers, sizeof *m->place);
-    if (!m->layers || !m->place)
-        return lh_fail(err, LH_RESOURCE_EXHAUSTED, "%d layers: out of memory", layers);
-    derive(m);
     rc = add(m, &embed_row, "", &m->embed, err);
     for (int i = 0; !rc && i < layers; i++)
         rc = add_layer(m, i, err);
@@ -289,6 +289,28 @@ static int lay_out(struct policy_model *m, struct lh_error *err)
     else if (!rc)
         m->head = m->embed;
     return rc;
+}
+
+static int lay_out(struct policy_model *m, struct lh_error *err)
+{
+    size_t layers = (size_t)m->config.layers;
+
+    m->align = 1;
+    m->layers = calloc(layers, sizeof *m->layers);
+    m->place = calloc(layers, sizeof *m->place);
+    if (!m->layers || !m->place)
+        return lh_fail(err, LH_RESOURCE_EXHAUSTED, "%zu layers: out of memory", layers);
+    derive(m);
+    return add_all(m, err);
+}
+
+int policy_model_align(struct policy_model *m, size_t align, struct lh_error *err)
+{
+    for (size_t i = 0; i < m->n_params; i++)
+        free((char *)m->params[i].name);
+    m->n_params = m->floats = 0;
+    m->align = align;
+    return add_all(m, err);
 }
 
 /* The config's canonical text stands for shapes and options; the rest is what this code adds. */
@@ -316,6 +338,7 @@ struct policy_model *policy_model_parse(const char *json, size_t len, const char
         lh_fail(err, LH_RESOURCE_EXHAUSTED, "%s: out of memory", name);
         return NULL;
     }
+    m->backend = &policy_cpu_backend;
     if (policy_config_parse(&m->config, json, len, name, err))
         return NULL;
     if (lay_out(m, err) || take_fingerprint(m, err)) {

@@ -4,6 +4,8 @@
 
 #include "trainer/policy/config.h"
 
+struct policy_backend;
+
 /* Offsets of a layer's parameters, in floats.  Projections of the same input are neighbours, so one
  * matrix product makes them all; `in` is the first of
  *   KDA: q k v f_a g_a b        MLA: q (or q_a), kv_a
@@ -29,9 +31,11 @@ enum policy_start {
 
 struct policy_model {
     struct policy_config config;
+    const struct policy_backend *backend;
     struct policy_param *params; /* names owned */
     enum policy_start *start;    /* [n_params] */
     size_t n_params, room, floats;
+    size_t align; /* of the first parameter of a product, in floats */
     size_t embed, norm, head;
     struct policy_layer_at *layers;
     /* Derived sizes. */
@@ -44,6 +48,9 @@ struct policy_model {
 };
 
 /* From the text of a config.json; `name` is for messages. */
+/* Lays the parameters out again, each start on a multiple of `align`; between them are zeros. */
+int policy_model_align(struct policy_model *m, size_t align, struct lh_error *err);
+
 struct policy_model *policy_model_parse(const char *json, size_t len, const char *name,
                                         struct lh_error *err);
 

@@ -1,6 +1,5 @@
-/* One source, three builds: the ops are compiled for float, for float with AVX2 and FMA, and for
- * double (finite differences); the network over them for float and double.  meson.build sets
- * POLICY_F64 and POLICY_ISA.
+/* Arithmetic of the CPU's ops.  They are compiled for float, for float with AVX2 and FMA, and for
+ * double; meson.build sets POLICY_ISA.
  *
  * Results are equal bit for bit whichever loop shape the compiler picks, because nothing here is
  * left to it: no -ffast-math, no contraction (-ffp-contract=off, fused multiply-add is written
@@ -17,16 +16,11 @@
 #include <immintrin.h>
 #endif
 
-#define POLICY_CAT_(a, b) a##b
-#define POLICY_CAT(a, b)  POLICY_CAT_(a, b)
+#include "trainer/policy/kind.h"
 
 #ifdef POLICY_F64
-typedef double real;
-#define R(name)  name##_f64
 #define RM(name) name /* of libm */
 #else
-typedef float real;
-#define R(name)  name##_f32
 #define RM(name) name##f
 #endif
 #define OP(name) POLICY_CAT(name, POLICY_ISA)

@@ -7,15 +7,17 @@
 
 struct R(trainer) {
     struct R(net) net;
-    real *page, *state, *logits;
-    real *pages[1]; /* one page holds the sequence */
-    real temperature;
+    real *page, **pages; /* one page holds the sequence */
+    wide *state, *logits;
+    wide temperature;
 };
 
+/* Free with net_finish(). */
 size_t R(trainer_lay_out)(struct R(trainer) * t, const struct policy_model *m, int max_tokens,
                           void *base);
 /* Forward over one sequence; logits of all positions but the last are in t->logits. */
 int R(trainer_forward)(struct R(trainer) * t, const int32_t *tokens, int n, struct lh_error *err);
-void R(trainer_backward)(struct R(trainer) * t, const real *dlogprobs, real *grads);
+int R(trainer_backward)(struct R(trainer) * t, const wide *dlogprobs, wide *grads,
+                        struct lh_error *err);
 
 #endif

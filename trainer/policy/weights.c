@@ -61,6 +61,7 @@ int policy_load(const struct policy_model *m, const char *dir, float *weights, s
         return lh_fail(err, LH_RESOURCE_EXHAUSTED, "loading %s: out of memory", dir);
     if (!s)
         return err ? err->code : LH_INVALID_ARGUMENT;
+    memset(weights, 0, m->floats * sizeof *weights);
     for (size_t i = 0; i < m->n_params; i++)
         if (load_param(&m->params[i], s, weights, err))
             return lh_wrap(err, "%s", path);
@@ -135,7 +136,10 @@ static double first_value(const struct policy_model *m, size_t param, uint64_t s
 
 void policy_init(const struct policy_model *m, float *weights, uint64_t seed)
 {
+    size_t index = 0; /* counts numbers, so that alignment changes no value */
+
+    memset(weights, 0, m->floats * sizeof *weights);
     for (size_t i = 0; i < m->n_params; i++)
-        for (size_t j = m->params[i].offset; j < m->params[i].offset + m->params[i].count; j++)
-            weights[j] = (float)first_value(m, i, seed, j);
+        for (size_t j = 0; j < m->params[i].count; j++)
+            weights[m->params[i].offset + j] = (float)first_value(m, i, seed, index++);
 }

@@ -116,7 +116,7 @@ Test(checkpoint, a_sandbox_goes_on_after_one)
 
     hold(b);
     cr_assert(box_checkpoint(b, fresh_images("on"), &err) == 0, "%s", err.message);
-    cr_assert(box_go_on(b, false, &err) == 0, "%s", err.message);
+    cr_assert(box_go_on(b, &err) == 0, "%s", err.message);
     ask(b, "ok 1");
     destroy(b);
 }

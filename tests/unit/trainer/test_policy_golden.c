@@ -15,7 +15,7 @@ Test(policy_golden, everything_within_bounds)
     struct policy_report r;
     FILE *out = fopen("/dev/null", "w");
 
-    cr_assert(!policy_verify(GOLDEN, GOLDEN "/reference.safetensors", out, &r, &err), "%s",
+    cr_assert(!policy_verify(GOLDEN, GOLDEN "/reference.safetensors", "cpu", out, &r, &err), "%s",
               err.message);
     fclose(out);
     cr_assert(r.logits <= 1e-4, "logits %g", r.logits);
@@ -45,6 +45,7 @@ Test(policy_golden, plain_build_of_the_ops)
     R(trainer_lay_out)(&t, m, N, arena);
     t.net.w = w;
     t.net.ops = &policy_cpu_f32;
+    cr_assert(t.net.layers);
     cr_assert(!R(trainer_forward)(&t, ids, N, &err), "%s", err.message);
     for (int i = 0; i < N - 1; i++) {
         float got = policy_logprob(t.logits + i * VOCAB, VOCAB, 1, ids[i + 1]);
@@ -52,6 +53,7 @@ Test(policy_golden, plain_build_of_the_ops)
         cr_assert(fabsf(got - want[i]) <= 1e-4f, "%d: %g, reference %g", i, (double)got,
                   (double)want[i]);
     }
+    R(net_finish)(&t.net);
 }
 
 Test(policy_golden, a_wrong_weight_does_not_pass)
@@ -68,10 +70,10 @@ Test(policy_golden, a_wrong_weight_does_not_pass)
     cr_assert(mkdtemp(dir) && !policy_load(m, GOLDEN, w, &err), "%s", err.message);
     w[p[n / 2].offset] += 0.1f;
     cr_assert(!policy_save(m, dir, w, &err), "%s", err.message);
-    cr_assert(!policy_verify(dir, GOLDEN "/reference.safetensors", out, &r, &err), "%s",
+    cr_assert(!policy_verify(dir, GOLDEN "/reference.safetensors", "cpu", out, &r, &err), "%s",
               err.message);
     cr_assert(!policy_report_passes(&r));
-    cr_assert(policy_verify(dir, GOLDEN "/model.safetensors", out, &r, &err));
+    cr_assert(policy_verify(dir, GOLDEN "/model.safetensors", "cpu", out, &r, &err));
     cr_assert(strstr(err.message, "input_ids"), "%s", err.message);
     fclose(out);
     lh_remove_tree(dir, NULL);

@@ -52,6 +52,7 @@ static void set_up(struct fixture *f, const char *config)
 
 static void tear_down(struct fixture *f)
 {
+    R(net_finish)(&f->t.net);
     free(f->arena);
     free(f->w);
     free(f->grads);
@@ -128,7 +129,7 @@ static void check_model(const char *config)
 
     set_up(&f, config);
     objective(&f);
-    R(trainer_backward)(&f.t, f.d, f.grads);
+    cr_assert(!R(trainer_backward)(&f.t, f.d, f.grads, NULL));
     p = policy_model_params(f.m, &n);
     for (size_t i = 0; i < n; i++) {
         double size = 0;
@@ -164,9 +165,9 @@ Test(policy_gradient, backward_adds_to_what_is_there)
     set_up(&f, CONFIG_PLAIN);
     once = util_alloc(f.floats * sizeof *once);
     objective(&f);
-    R(trainer_backward)(&f.t, f.d, once);
-    R(trainer_backward)(&f.t, f.d, f.grads);
-    R(trainer_backward)(&f.t, f.d, f.grads);
+    cr_assert(!R(trainer_backward)(&f.t, f.d, once, NULL));
+    cr_assert(!R(trainer_backward)(&f.t, f.d, f.grads, NULL));
+    cr_assert(!R(trainer_backward)(&f.t, f.d, f.grads, NULL));
     for (size_t i = 0; i < f.floats; i++)
         cr_assert(fabs(f.grads[i] - 2 * once[i]) <= 1e-12 * (1 + fabs(once[i])));
     tear_down(&f);
@@ -205,4 +206,5 @@ Test(policy_gradient, golden_logprobs_in_double)
         most = fmax(most, fabs((double)want[i]));
     }
     cr_assert(worst <= 1e-6 * most, "largest error %g of %g", worst, most);
+    R(net_finish)(&t.net);
 }
