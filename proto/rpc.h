@@ -53,7 +53,23 @@ int rpc_receive(struct rpc_call *call, ProtobufCMessage **message, struct lh_err
 /* Peer of a unix socket: uid from SO_PEERCRED. */
 uid_t rpc_peer_uid(const struct rpc_call *call);
 
+/* What the caller gave as "authorization: Bearer TOKEN", or NULL. */
+const char *rpc_bearer(const struct rpc_call *call);
+/* True for a peer of the unix socket, who passed its check; false for one that came by TLS. */
+bool rpc_is_local(const struct rpc_call *call);
+
 struct rpc_server;
+
+/* Asked about every call but health and reflection, on the handler's thread; `method` is
+ * "Service/Method".  A negative return of `enter` is the answer; `leave` is told how each call
+ * ended, those too that did not get in. */
+struct rpc_guard {
+    int (*enter)(void *ctx, struct rpc_call *call, const char *method,
+                 const ProtobufCMessage *request, struct lh_error *err);
+    void (*leave)(void *ctx, struct rpc_call *call, const char *method,
+                  const ProtobufCMessage *request, bool entered, int status);
+    void *ctx;
+};
 
 struct rpc_server_options {
     const char *path;   /* unix socket; created 0600; a live server's socket is refused with
@@ -62,11 +78,17 @@ struct rpc_server_options {
     size_t max_message; /* bytes of a request; 0 = 64 MiB */
     const struct rpc_service *services; /* `n_services` of them; health and reflection are added */
     size_t n_services;
+    const struct rpc_guard *guard; /* NULL = everybody who got through may call everything */
+    const char *tls_address; /* "HOST:PORT" besides the socket, for callers with a guard's blessing;
+                                NULL = none.  Port 0 = any: rpc_server_port() */
+    const char *tls_cert, *tls_key; /* PEM: certificate chain and private key */
 };
 
 /* Serves from its own threads until destroyed.  Connections are accepted here, checked by
  * SO_PEERCRED (root or the server's own uid), then handed to gRPC. */
 struct rpc_server *rpc_server_create(const struct rpc_server_options *o, struct lh_error *err);
+/* Of tls_address; 0 = none. */
+int rpc_server_port(const struct rpc_server *s);
 /* No new calls; running ones get `grace_ms`, then are cancelled; returns when all have ended. */
 void rpc_server_destroy(struct rpc_server *s, int grace_ms);
 

@@ -47,6 +47,7 @@ void rpc_call_unref(struct rpc_call *c)
         return;
     if (c->request)
         grpc_byte_buffer_destroy(c->request);
+    free(c->bearer);
     grpc_metadata_array_destroy(&c->metadata);
     grpc_call_details_destroy(&c->details);
     if (c->call)
@@ -178,17 +179,34 @@ int rpc_receive(struct rpc_call *c, ProtobufCMessage **message, struct lh_error 
     return *message ? 1 : err->code;
 }
 
-static int run_handler(struct rpc_call *c, ProtobufCMessage **reply, struct lh_error *err)
+static int handle(struct rpc_call *c, const ProtobufCMessage *request, ProtobufCMessage **reply,
+                  struct lh_error *err)
 {
-    lh_automsg(ProtobufCMessage) request = read_request(c, err);
-
-    if (!request)
-        return err->code;
     if (c->method->stream)
         return c->method->stream(c->service->ctx, c, request, err);
     int r = c->method->unary(c->service->ctx, c, request, reply, err);
     if (!r && !*reply)
         return lh_fail(err, LH_INTERNAL, "%s: the handler gave no reply", c->method->name);
+    return r;
+}
+
+static int run_handler(struct rpc_call *c, ProtobufCMessage **reply, struct lh_error *err)
+{
+    lh_automsg(ProtobufCMessage) request = read_request(c, err);
+    const struct rpc_guard *g = &c->server->guard;
+
+    char name[128];
+
+    if (!request)
+        return err->code;
+    snprintf(name, sizeof name, "%s/%s", c->service->descriptor->short_name, c->method->name);
+    if (!g->enter || c->service->descriptor == rpc_reflection.descriptor)
+        return handle(c, request, reply, err);
+    int r = g->enter(g->ctx, c, name, request, err);
+    bool entered = r == 0;
+    if (entered)
+        r = handle(c, request, reply, err);
+    g->leave(g->ctx, c, name, request, entered, r);
     return r;
 }
 
@@ -211,6 +229,30 @@ bool rpc_cancelled(const struct rpc_call *c)
 int64_t rpc_deadline_ms(const struct rpc_call *c)
 {
     return c->deadline_ms;
+}
+
+bool rpc_is_local(const struct rpc_call *c)
+{
+    return c->local;
+}
+
+static const char BEARER[] = "Bearer ";
+
+const char *rpc_bearer(const struct rpc_call *c)
+{
+    size_t len = strlen(BEARER);
+
+    return c->bearer && !strncasecmp(c->bearer, BEARER, len) ? c->bearer + len : NULL;
+}
+
+void rpc_call_read_metadata(struct rpc_call *c)
+{
+    for (size_t i = 0; i < c->metadata.count && !c->bearer; i++)
+        if (grpc_slice_str_cmp(c->metadata.metadata[i].key, "authorization") == 0) {
+            char *text = grpc_slice_to_c_string(c->metadata.metadata[i].value);
+            c->bearer = strdup(text);
+            gpr_free(text);
+        }
 }
 
 uid_t rpc_peer_uid(const struct rpc_call *c)

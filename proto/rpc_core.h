@@ -43,6 +43,8 @@ struct rpc_call {
     grpc_metadata_array metadata;
     int64_t deadline_ms;
     uid_t peer_uid;
+    bool local;                        /* of the unix socket */
+    char *bearer;                      /* or NULL */
     const struct rpc_service *service; /* NULL for health and unknown methods */
     const struct rpc_method *method;
     const ProtobufCMethodDescriptor *descriptor;
@@ -70,6 +72,8 @@ bool rpc_call_start(struct rpc_call *c, const grpc_op *ops, size_t n, struct rpc
 void rpc_call_finish(struct rpc_call *c, grpc_byte_buffer *reply, int status, const char *details);
 /* Initial metadata if they are due, then the message unless NULL.  Returns the number of ops. */
 size_t rpc_call_message_ops(struct rpc_call *c, grpc_op ops[2], grpc_byte_buffer *message);
+/* What the client's headers say. */
+void rpc_call_read_metadata(struct rpc_call *c);
 /* Reads the request, runs the handler, sends the status.  On a pool thread. */
 void rpc_call_serve(struct rpc_call *c);
 
@@ -106,7 +110,9 @@ struct rpc_server {
     size_t n_services;
     grpc_server *server;
     grpc_completion_queue *cq;
-    grpc_server_credentials *credentials;
+    grpc_server_credentials *credentials, *tls;
+    int tls_port;
+    struct rpc_guard guard; /* enter NULL = none */
     struct rpc_pool *pool;
     struct rpc_health health;
     int listen_fd, stop_fd;

@@ -69,18 +69,17 @@ static void dispatch(struct rpc_call *c)
 
 /* gRPC names a connection that it was handed "fd:N".  Should the client have gone and another one
  * have got the number, the answer is that one's uid: both passed the acceptor's check. */
-static uid_t peer_uid(grpc_call *call)
+static void identify(struct rpc_call *c)
 {
-    char *peer = grpc_call_get_peer(call);
+    char *peer = grpc_call_get_peer(c->call);
     struct ucred cred = {.uid = (uid_t)-1};
     socklen_t len = sizeof cred;
     int fd;
 
-    if (peer && sscanf(peer, "fd:%d", &fd) == 1 &&
-        getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &cred, &len) < 0)
-        cred.uid = (uid_t)-1;
+    c->local = peer && sscanf(peer, "fd:%d", &fd) == 1;
+    if (c->local && getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &cred, &len) == 0)
+        c->peer_uid = cred.uid;
     gpr_free(peer);
-    return cred.uid;
 }
 
 /* The end of the call, and the only notice of a cancellation. */
@@ -119,7 +118,8 @@ static void on_new(struct rpc_call *c, bool ok)
         return;
     await_call(c->server);
     c->deadline_ms = rpc_ms_from_deadline(c->details.deadline);
-    c->peer_uid = peer_uid(c->call);
+    identify(c);
+    rpc_call_read_metadata(c);
     op.data.recv_close_on_server.cancelled = &c->close_cancelled;
     if (rpc_call_start(c, &op, 1, &c->on_close, on_close))
         dispatch(c);
@@ -237,6 +237,7 @@ static void create_grpc(struct rpc_server *s)
         {.type = GRPC_ARG_INTEGER,
          .key = (char *)GRPC_ARG_MAX_CONCURRENT_STREAMS,
          .value.integer = RPC_MAX_STREAMS},
+        {.type = GRPC_ARG_INTEGER, .key = (char *)GRPC_ARG_ALLOW_REUSEPORT, .value.integer = 0},
     };
     grpc_channel_args list = {LH_ARRAY_SIZE(args), args};
 
@@ -244,6 +245,30 @@ static void create_grpc(struct rpc_server *s)
     s->server = grpc_server_create(&list, NULL);
     s->cq = grpc_completion_queue_create_for_next(NULL);
     grpc_server_register_completion_queue(s->server, s->cq, NULL);
+}
+
+/* gRPC itself accepts there, so nobody is local; only the guard decides. */
+static int listen_tls(struct rpc_server *s, const struct rpc_server_options *o,
+                      struct lh_error *err)
+{
+    grpc_ssl_pem_key_cert_pair pair = {.private_key = o->tls_key, .cert_chain = o->tls_cert};
+
+    if (!o->guard || !o->tls_key || !o->tls_cert)
+        return lh_fail(err, LH_INVALID_ARGUMENT,
+                       "serving at %s needs a certificate, its key, and a guard", o->tls_address);
+    s->tls = grpc_ssl_server_credentials_create_ex(NULL, &pair, 1,
+                                                   GRPC_SSL_DONT_REQUEST_CLIENT_CERTIFICATE, NULL);
+    s->tls_port = s->tls ? grpc_server_add_http2_port(s->server, o->tls_address, s->tls) : 0;
+    return s->tls_port > 0 ? 0
+                           : lh_fail(err, LH_UNAVAILABLE,
+                                     "cannot serve at %s: the address is taken or the certificate "
+                                     "and key do not fit",
+                                     o->tls_address);
+}
+
+int rpc_server_port(const struct rpc_server *s)
+{
+    return s->tls_port;
 }
 
 static int start_threads(struct rpc_server *s, unsigned threads, struct lh_error *err)
@@ -276,6 +301,10 @@ static int start(struct rpc_server *s, const struct rpc_server_options *o, struc
     if (s->stop_fd < 0)
         return lh_fail_errno(err, errno, "serving at %s", s->path);
     create_grpc(s);
+    if (o->guard)
+        s->guard = *o->guard;
+    if (o->tls_address && (r = listen_tls(s, o, err)) < 0)
+        return r;
     return start_threads(s, o->threads, err);
 }
 
@@ -329,6 +358,8 @@ static void destroy_grpc(struct rpc_server *s)
     grpc_server_destroy(s->server);
     grpc_completion_queue_destroy(s->cq);
     grpc_server_credentials_release(s->credentials);
+    if (s->tls)
+        grpc_server_credentials_release(s->tls);
 }
 
 void rpc_server_destroy(struct rpc_server *s, int grace_ms)

@@ -11,8 +11,8 @@
 
 const char *argp_program_version = "agentenv " LONGHAUL_VERSION;
 
-static const struct cli_verb *const tables[] = {sandbox_verbs, file_verbs, shell_verbs,
-                                                snapshot_verbs, task_verbs};
+static const struct cli_verb *const tables[] = {sandbox_verbs,  file_verbs, shell_verbs,
+                                                snapshot_verbs, task_verbs, token_verbs};
 
 enum { OPT_SOCKET = 'S', OPT_OUTPUT = 'o' };
 

@@ -12,7 +12,8 @@ enum { CALL_MS = 90000 };
 /* A person at a prompt acts for whatever attempt has the sandbox. */
 #define CURRENT_ATTEMPT UINT32_MAX
 
-extern const struct cli_verb sandbox_verbs[], file_verbs[], shell_verbs[], snapshot_verbs[];
+extern const struct cli_verb sandbox_verbs[], file_verbs[], shell_verbs[], snapshot_verbs[],
+    token_verbs[];
 
 /* Verbs with a row in another file's table. */
 int start_verb(struct cli *cli, int argc, char **argv, struct lh_error *err);

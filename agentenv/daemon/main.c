@@ -7,6 +7,7 @@
 #include <sys/resource.h>
 #include <xxhash.h>
 
+#include "agentenv/daemon/access.h"
 #include "agentenv/daemon/core.h"
 #include "agentenv/daemon/service.h"
 #include "proto/file.h"
@@ -15,12 +16,12 @@
 
 LH_LOG_COMPONENT("agentenvd");
 
-enum { GRACE_MS = 3000, OPT_REMOVE = 256 };
+enum { GRACE_MS = 3000, OPT_REMOVE = 256, OPT_CERT, OPT_KEY, PEM_MAX = 1 << 20 };
 
 const char *argp_program_version = "agentenvd " LONGHAUL_VERSION;
 
 struct options {
-    const char *state, *socket, *cgroup;
+    const char *state, *socket, *cgroup, *listen, *tls_cert, *tls_key;
     bool remove_on_exit;
 };
 
@@ -28,6 +29,9 @@ static const struct argp_option option_table[] = {
     {"state", 's', "DIR", 0, "Registry, images, layers and sandboxes; created if absent", 0},
     {"socket", 'S', "PATH", 0, "Unix socket to serve on (mode 0600)", 0},
     {"cgroup", 'c', "NAME", 0, "Parent of the sandboxes' cgroups; default: made from DIR", 0},
+    {"listen", 'l', "HOST:PORT", 0, "Serve there too, by TLS, holders of tokens", 0},
+    {"tls-cert", OPT_CERT, "FILE", 0, "PEM: certificate chain, for --listen", 0},
+    {"tls-key", OPT_KEY, "FILE", 0, "PEM: its private key", 0},
     {"remove-on-exit", OPT_REMOVE, 0, 0, "Remove every sandbox on SIGTERM; default: they run on",
      0},
     {0},
@@ -47,12 +51,23 @@ static error_t parse_option(int key, char *arg, struct argp_state *state)
     case 'c':
         o->cgroup = arg;
         return 0;
+    case 'l':
+        o->listen = arg;
+        return 0;
+    case OPT_CERT:
+        o->tls_cert = arg;
+        return 0;
+    case OPT_KEY:
+        o->tls_key = arg;
+        return 0;
     case OPT_REMOVE:
         o->remove_on_exit = true;
         return 0;
     case ARGP_KEY_END:
         if (!o->state || !o->socket)
             argp_error(state, "--state and --socket are needed");
+        if (!o->listen != !o->tls_cert || !o->listen != !o->tls_key)
+            argp_error(state, "--listen, --tls-cert and --tls-key go together");
         return 0;
     default:
         return ARGP_ERR_UNKNOWN;
@@ -82,6 +97,26 @@ static void raise_descriptor_limit(void)
         lh_warn("descriptor limit stays", "errno=%d", errno);
 }
 
+static struct rpc_server *start_server(struct daemon *d, const struct options *o,
+                                       struct access *access, struct lh_error *err)
+{
+    size_t len;
+    lh_autofree char *cert = o->listen ? lh_read_file(o->tls_cert, PEM_MAX, &len, err) : NULL;
+    lh_autofree char *key = cert ? lh_read_file(o->tls_key, PEM_MAX, &len, err) : NULL;
+
+    if (o->listen && !key)
+        return NULL;
+    const struct service_options options = {.socket = o->socket,
+                                            .access = access,
+                                            .tls_address = o->listen,
+                                            .tls_cert = cert,
+                                            .tls_key = key};
+    struct rpc_server *s = service_start(d, &options, err);
+    if (s && o->listen)
+        lh_info("serving by TLS", "address=%s port=%d", o->listen, rpc_server_port(s));
+    return s;
+}
+
 static int serve(const struct options *o, const char *cgroup, struct box_host *host,
                  const sigset_t *stop, struct lh_error *err)
 {
@@ -90,7 +125,10 @@ static int serve(const struct options *o, const char *cgroup, struct box_host *h
     lh_auto(daemon) d = daemon_open(o->state, &task_hooks, host, err);
     if (!d)
         return lh_wrap(err, "starting");
-    struct rpc_server *server = service_start(d, o->socket, err);
+    lh_auto(access) access = access_create(d, err);
+    if (!access)
+        return lh_wrap(err, "starting");
+    struct rpc_server *server = start_server(d, o, access, err);
     if (!server)
         return lh_wrap(err, "serving on %s", o->socket);
     lh_info("ready", "state=%s socket=%s cgroup=%s", o->state, o->socket, cgroup);

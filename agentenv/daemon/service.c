@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <string.h>
 
+#include "agentenv/daemon/access.h"
 #include "agentenv/daemon/internal.h"
 #include "agentenv/snapshot/snapshot.h"
 #include "longhaul/task/v1/service.pb-c.h"
@@ -325,7 +326,8 @@ static int service_engines(void *ctx, struct rpc_call *call, const ProtobufCMess
 
 /* ---- the table ---- */
 
-struct rpc_server *service_start(struct daemon *d, const char *socket, struct lh_error *err)
+struct rpc_server *service_start(struct daemon *d, const struct service_options *options,
+                                 struct lh_error *err)
 {
     const struct daemon_hooks *h = d->hooks;
     const struct rpc_method sandboxes[] = {
@@ -359,6 +361,9 @@ struct rpc_server *service_start(struct daemon *d, const char *socket, struct lh
         {"BuildImage", h->build_image, NULL},
         {"ListImages", h->list_images, NULL},
         {"RemoveImage", h->remove_image, NULL},
+        {"CreateToken", service_create_token, NULL},
+        {"ListTokens", service_list_tokens, NULL},
+        {"RevokeToken", service_revoke_token, NULL},
         {"Gc", service_gc, NULL},
         {"Audit", service_audit, NULL},
         {"Engines", service_engines, NULL},
@@ -369,9 +374,13 @@ struct rpc_server *service_start(struct daemon *d, const char *socket, struct lh
         {&longhaul__sandbox__v1__sandboxes__descriptor, d->methods, d},
         {&longhaul__task__v1__tasks__descriptor, h->tasks, d},
     };
-    const struct rpc_server_options o = {.path = socket,
+    const struct rpc_server_options o = {.path = options->socket,
                                          .threads = THREADS,
                                          .services = services,
-                                         .n_services = LH_ARRAY_SIZE(services)};
+                                         .n_services = LH_ARRAY_SIZE(services),
+                                         .guard = access_guard(options->access),
+                                         .tls_address = options->tls_address,
+                                         .tls_cert = options->tls_cert,
+                                         .tls_key = options->tls_key};
     return rpc_server_create(&o, err);
 }

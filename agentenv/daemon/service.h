@@ -5,6 +5,7 @@
 
 #include "proto/rpc.h"
 
+struct access;
 struct daemon;
 
 rpc_stream_fn service_exec, service_watch, service_upload, service_download, service_watch_files;
@@ -13,6 +14,13 @@ rpc_unary_fn service_exec_input, service_list_files, service_stat_file, service_
 /* The caller's deadline, or WAIT_DEFAULT_MS from now. */
 int64_t call_deadline_ms(const struct rpc_call *call);
 
-struct rpc_server *service_start(struct daemon *d, const char *socket, struct lh_error *err);
+struct service_options {
+    const char *socket;
+    struct access *access;
+    const char *tls_address, *tls_cert, *tls_key; /* as in struct rpc_server_options */
+};
+
+struct rpc_server *service_start(struct daemon *d, const struct service_options *options,
+                                 struct lh_error *err);
 
 #endif
