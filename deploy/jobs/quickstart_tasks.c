@@ -7,11 +7,11 @@
  * place. In the last three the answer is nowhere in the prompt, and no glob or redirection stands
  * in for looking: the second command has to type what the first one printed.
  *
- * Words and numbers belong to train or to eval by a hash of themselves, so no argument, file or
- * directory name of an evaluation task ever occurs in training.  Everything follows from the seed.
+ * Words belong to train or to eval by a hash of themselves, so no argument, file or directory name
+ * of an evaluation task ever occurs in training.  Everything follows from the seed.
  *
- * Numbers are written `echo 4821 >name`, with a space: to a shell `4821>name` is a redirection of
- * file descriptor 4821. */
+ * Arguments are words only.  With numbers among them, or with two words to copy into one command, a
+ * family was learnt long after all the others: there is less of each kind to learn copying from. */
 #include <argp.h>
 #include <stdbool.h>
 #include <stdint.h>
@@ -29,7 +29,7 @@ typedef Longhaul__Task__V1__File File;
 
 enum { WORD = 8, EVAL_ONE_IN = 4, MAX_FILES = 3, MAX_ACTIONS = 2 };
 
-/* ---- words and numbers ---- */
+/* ---- words ---- */
 
 struct source {
     uint64_t state;
@@ -78,34 +78,15 @@ static void draw_word(struct source *s, char word[WORD])
     while (is_eval(word) != s->eval);
 }
 
-static void draw_number(struct source *s, unsigned digits, char number[WORD])
-{
-    static const unsigned power[] = {1, 10, 100, 1000, 10000};
-    unsigned low = power[digits - 1], high = power[digits];
-
-    do
-        snprintf(number, WORD, "%u", low + below(s, high - low));
-    while (is_eval(number) != s->eval);
-}
-
-static unsigned draw_digits(struct source *s)
-{
-    return 2 + below(s, 2);
-}
-
-/* n different ones; words when digits is 0.  Numbers of one length, so that none contains another.
- */
-static void draw_distinct(struct source *s, unsigned digits, unsigned n, char (*out)[WORD])
+/* n words of which none contains another, since grep would find both. */
+static void draw_distinct(struct source *s, unsigned n, char (*out)[WORD])
 {
     for (unsigned i = 0; i < n;) {
         bool again = false;
 
-        if (digits)
-            draw_number(s, digits, out[i]);
-        else
-            draw_word(s, out[i]);
+        draw_word(s, out[i]);
         for (unsigned k = 0; k < i; k++)
-            again |= !strcmp(out[i], out[k]);
+            again |= strstr(out[i], out[k]) || strstr(out[k], out[i]);
         i += !again;
     }
 }
@@ -146,13 +127,12 @@ static void sort_names(const char *a, const char *b, char both[2 * WORD])
 
 static void make_put(struct source *s, struct draft *d)
 {
-    char name[WORD], number[WORD];
+    char word[WORD];
 
-    draw_word(s, name);
-    draw_number(s, draw_digits(s), number);
-    SAY(d->prompt, "put %s in %s", number, name);
-    SAY(d->action[0], "echo %s >%s", number, name);
-    SAY(d->check, ONLY " && " HOLDS, name, name, number);
+    draw_word(s, word);
+    SAY(d->prompt, "put %s in out", word);
+    SAY(d->action[0], "echo %s >out", word);
+    SAY(d->check, ONLY " && " HOLDS, "out", "out", word);
 }
 
 static void make_make(struct source *s, struct draft *d)
@@ -165,19 +145,16 @@ static void make_make(struct source *s, struct draft *d)
     SAY(d->check, ONLY " && [ -d %s ]", name, name);
 }
 
-/* A number as the new name: with two words to copy into one command this family was learnt long
- * after all the others. */
 static void make_move(struct source *s, struct draft *d)
 {
-    char name[WORD], to[WORD], number[WORD];
+    char name[WORD], held[WORD];
 
     draw_word(s, name);
-    draw_number(s, draw_digits(s), to);
-    draw_number(s, draw_digits(s), number);
-    add_file(d, "", name, number);
-    SAY(d->prompt, "move %s to %s", name, to);
-    SAY(d->action[0], "mv %s %s", name, to);
-    SAY(d->check, ONLY " && " HOLDS, to, to, number);
+    draw_word(s, held);
+    add_file(d, "", name, held);
+    SAY(d->prompt, "move %s to old", name);
+    SAY(d->action[0], "mv %s old", name);
+    SAY(d->check, ONLY " && " HOLDS, "old", "old", held);
 }
 
 /* The word in a file becomes a directory. */
@@ -185,7 +162,7 @@ static void make_read(struct source *s, struct draft *d)
 {
     char name[2][WORD], both[2 * WORD];
 
-    draw_distinct(s, 0, 2, name);
+    draw_distinct(s, 2, name);
     sort_names(name[0], name[1], both);
     add_file(d, "", name[0], name[1]);
     SAY(d->prompt, "read %s, mkdir it", name[0]);
@@ -198,34 +175,33 @@ static void make_read(struct source *s, struct draft *d)
  * solved by a glob, without looking; copying it out by a glob fails here, as it is not empty. */
 static void make_list(struct source *s, struct draft *d)
 {
-    char name[2][WORD], number[WORD], both[2 * WORD];
+    char name[2][WORD], held[WORD], both[2 * WORD];
 
-    draw_distinct(s, 0, 2, name);
-    draw_number(s, draw_digits(s), number);
+    draw_distinct(s, 2, name);
+    draw_word(s, held);
     sort_names(name[0], name[1], both);
-    add_file(d, name[0], name[1], number);
+    add_file(d, name[0], name[1], held);
     SAY(d->prompt, "list %s, touch it", name[0]);
     SAY(d->action[0], "ls %s", name[0]);
     SAY(d->action[1], "touch %s", name[1]);
     SAY(d->check, ONLY " && [ -f %s ] && [ ! -s %s ] && " HOLDS, both, name[1], name[1],
-        d->file[0].path, number);
+        d->file[0].path, held);
 }
 
-/* Of three files the one that holds a number goes; the others stay. */
+/* Of three files the one that holds a word goes; the others stay. */
 static void make_find(struct source *s, struct draft *d)
 {
-    char name[3][WORD], number[3][WORD], left[2 * WORD];
+    char word[6][WORD], left[2 * WORD]; /* three names, then what the files hold */
 
-    draw_distinct(s, 0, 3, name);
-    draw_distinct(s, draw_digits(s), 3, number);
+    draw_distinct(s, 6, word);
     for (int i = 0; i < 3; i++)
-        add_file(d, "", name[i], number[i]);
-    SAY(d->prompt, "find %s, remove it", number[0]);
-    SAY(d->action[0], "grep -l %s *", number[0]);
-    SAY(d->action[1], "rm %s", name[0]);
-    sort_names(name[1], name[2], left);
-    SAY(d->check, ONLY " && [ %s = \"$(cat %s)\" ] && [ %s = \"$(cat %s)\" ]", left, number[1],
-        name[1], number[2], name[2]);
+        add_file(d, "", word[i], word[3 + i]);
+    SAY(d->prompt, "find %s, remove it", word[3]);
+    SAY(d->action[0], "grep -l %s *", word[3]);
+    SAY(d->action[1], "rm %s", word[0]);
+    sort_names(word[1], word[2], left);
+    SAY(d->check, ONLY " && [ %s = \"$(cat %s)\" ] && [ %s = \"$(cat %s)\" ]", left, word[4],
+        word[1], word[5], word[2]);
 }
 
 /* One-turn and two-turn families take turns, so any number of tasks is half and half. */
