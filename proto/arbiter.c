@@ -215,7 +215,8 @@ static Longhaul__Arbiter__V1__ServerMessage *call(struct arbiter *a,
     LH_LOCKED(&a->lock);
     while (a->answered != m->call && !a->lost)
         if (!wait_changed(a, deadline))
-            return lh_fail(err, LH_DEADLINE_EXCEEDED, "arbiterd did not answer in time"), NULL;
+            return lh_fail(err, LH_UNAVAILABLE, "arbiterd did not answer within %d ms", timeout_ms),
+                   NULL;
     if (a->answered != m->call)
         return lh_fail(err, LH_UNAVAILABLE, "arbiterd is gone"), NULL;
     Longhaul__Arbiter__V1__ServerMessage *answer = lh_steal(&a->answer);

@@ -175,8 +175,11 @@ static void *accept_connections(void *arg)
     struct pollfd fds[] = {{s->listen_fd, POLLIN, 0}, {s->stop_fd, POLLIN, 0}};
 
     while (!fds[1].revents) {
-        if (poll(fds, LH_ARRAY_SIZE(fds), -1) > 0 && fds[0].revents)
+        int n = poll(fds, LH_ARRAY_SIZE(fds), -1);
+        if (n > 0 && fds[0].revents)
             accept_one(s);
+        else if (n < 0 && errno != EINTR) /* no memory: not worse for being tried less often */
+            poll(NULL, 0, OUT_OF_FDS_MS);
     }
     return NULL;
 }

@@ -241,6 +241,19 @@ static int bring_up(struct daemon *d, struct sandbox *s, bool files_only, int64_
     return 0;
 }
 
+/* For want of disk or descriptors, say: now, then, and its key is free. */
+static int undo_again(struct daemon *d, const char *id, int64_t deadline_ms, struct lh_error *err)
+{
+    struct sandbox *s;
+    int r = sandbox_begin(d, id, ANY_ATTEMPT, SB_ANY, HOLD_ALONE, deadline_ms, &s, err);
+
+    if (r < 0)
+        return r == LH_NOT_FOUND ? 0 : r;
+    r = sandbox_destroy_held(d, s, true, err);
+    sandbox_end(d, s, HOLD_ALONE);
+    return r < 0 ? lh_wrap(err, "undoing an earlier create under this key") : 0;
+}
+
 /* The key was given before: its sandbox, once that is created; "" in id when the create that had it
  * failed meanwhile, and the key is free. */
 static int join(struct daemon *d, const V1(CreateRequest) * req, const char *kind,
@@ -252,7 +265,10 @@ static int join(struct daemon *d, const V1(CreateRequest) * req, const char *kin
 
     id[0] = 0;
     if (r == 0) {
+        bool unmade = s->unmade;
         sandbox_end(d, s, HOLD_EXEC);
+        if (unmade)
+            return undo_again(d, first, deadline_ms, err);
         snprintf(id, LH_ID_SIZE, "%s", first);
         return 0;
     }
@@ -292,7 +308,8 @@ static int create_new(struct daemon *d, const V1(CreateRequest) * req, const cha
     if (r < 0) {
         struct lh_error undo = {0};
         s->over = NULL; /* the caller's again */
-        if (sandbox_destroy_held(d, s, true, &undo) < 0)
+        s->unmade = sandbox_destroy_held(d, s, true, &undo) < 0;
+        if (s->unmade)
             lh_warn("create not undone", "sandbox=%s why=%s", s->id, undo.message);
     } else {
         memcpy(id, s->id, LH_ID_SIZE);

@@ -38,6 +38,7 @@ struct sandbox {
     int64_t created_ms;
     int64_t ttl_at_ms; /* lh_now_ms(); INT64_MAX = never */
     bool transient;
+    bool unmade; /* its create failed, and could not be undone either; its key is still its */
     Longhaul__Task__V1__Limits limits; /* resolved: no zero fields */
     Longhaul__Task__V1__Network network;
     V1(NetworkRules) * rules; /* NULL = none */

@@ -96,7 +96,7 @@ static int append(void *ctx, int stream, const void *data, size_t len, struct lh
     if (stream != 1)
         return 0;
     if (a->len + len > CARRY_MAX)
-        return lh_fail(err, LH_RESOURCE_EXHAUSTED, "what is carried over has more than %d bytes",
+        return lh_fail(err, LH_OUT_OF_RANGE, "what is carried over has more than %d bytes",
                        CARRY_MAX);
     char *more = realloc(a->data, a->len + len);
     if (!more)
@@ -203,7 +203,7 @@ static int judge_in(const struct verify_subject *s, make_box *make, struct judge
         judge_run(s, box, j, broken);
     else if (!is_callers(r)) {
         judge_conclude(j, INVALID, "verify_sandbox", "%s", why.message);
-        j->verdict.outage = r == LH_UNAVAILABLE || r == LH_DATA_LOSS;
+        j->verdict.outage = r == LH_UNAVAILABLE || r == LH_DATA_LOSS || r == LH_RESOURCE_EXHAUSTED;
     }
     discard(s->d, box);
     if (s->call && rpc_cancelled(s->call))

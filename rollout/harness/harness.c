@@ -284,12 +284,12 @@ static bool begin_turn(struct harness *h, struct trajectory *t)
     struct lh_error err = {0};
     size_t room = trajectory_turn_room(t);
 
-    if (t->assign->mode == MODE(DEMONSTRATE)) {
-        submit(h, t, turn_act);
-        return true;
-    }
     if (!room) {
         submit(h, t, turn_refuse);
+        return true;
+    }
+    if (t->assign->mode == MODE(DEMONSTRATE)) {
+        submit(h, t, turn_act);
         return true;
     }
     if (!engine_serves(h, t))

@@ -39,13 +39,14 @@ static void pause_ms(int ms)
     nanosleep(&t, NULL);
 }
 
-/* What says nothing about the request: it ended with the daemon, or its whole time passed.  The
- * phases of a task end earlier, by agentenvd's own clock. */
+/* What says nothing about the request: it ended with the daemon, its whole time passed (the phases
+ * of a task end earlier, by agentenvd's own clock), or the machine has no disk, memory or
+ * descriptors left.  A task's own limits are not met by any of these. */
 static int as_outage(int r, int64_t deadline_ms, struct lh_error *err)
 {
     bool unanswered = r == LH_DEADLINE_EXCEEDED && !lh_ms_left(deadline_ms);
 
-    if (r != LH_CANCELLED && !unanswered)
+    if (r != LH_CANCELLED && r != LH_RESOURCE_EXHAUSTED && !unanswered)
         return r;
     if (err)
         err->code = LH_UNAVAILABLE;
@@ -297,8 +298,14 @@ int sandbox_commit(struct sandbox *s, uint32_t turn, int timeout_ms, struct lh_e
                  (ProtobufCMessage **)&snap, err);
     if (r == LH_UNAVAILABLE)
         return r;
+    if (r < 0 && died_of_action(s))
+        return lh_fail(err, LH_FAILED_PRECONDITION, "the sandbox is dead");
+    if (r == LH_FAILED_PRECONDITION || r == LH_NOT_FOUND) { /* lost, and not by the agent */
+        lh_wrap(err, "the sandbox is lost");
+        return err->code = LH_UNAVAILABLE;
+    }
     if (r < 0)
-        return died_of_action(s) ? lh_fail(err, LH_FAILED_PRECONDITION, "the sandbox is dead") : r;
+        return r;
     snprintf(s->snapshot, sizeof s->snapshot, "%s", snap->id);
     return 0;
 }

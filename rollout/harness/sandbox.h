@@ -2,10 +2,12 @@
  *
  * Every call has a deadline and is repeated with the same idempotency key while agentenvd is away.
  * UNAVAILABLE is the code of an outage, and of nothing else: nobody was there until the deadline,
- * or somebody was and did not answer (stopped, or drowned), or ended in the middle.  An exec has a
- * name in its sandbox: the same call again joins it where the connection broke, so it runs once.
- * When the sandbox itself is lost it is rebuilt from the last commit point, and the action runs
- * again: history and files stay one point in time (I3).
+ * or somebody was and did not answer (stopped, or drowned), ended in the middle, or had no disk,
+ * memory or descriptors left.
+ *
+ * An exec has a name in its sandbox: the same call again joins it where the connection broke, so it
+ * runs once. When the sandbox itself is lost it is rebuilt from the last commit point, and the
+ * action runs again: history and files stay one point in time (I3).
  *
  * No process outlives an action (snapshots keep files only), so the shell's directory and exported
  * variables are carried from action to action in a file of the sandbox, SANDBOX_SHELL_STATE.  Being

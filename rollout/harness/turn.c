@@ -294,11 +294,18 @@ static int demonstrate(struct trajectory *t, struct lh_error *err)
     if (!o || t->turn >= o->n_actions)
         return lh_fail(err, LH_FAILED_PRECONDITION, "task %s has no oracle action %u",
                        t->assign->task, t->turn);
+    size_t room = trajectory_turn_room(t);
     int r = layout_begin_turn(&t->transcript, err);
     t->turn_first = t->transcript.n;
-    return r < 0 ? r
-                 : layout_demonstrate(&t->transcript, o->actions[t->turn],
-                                      t->turn + 1 == o->n_actions, err);
+    if (r == 0)
+        r = layout_demonstrate(&t->transcript, o->actions[t->turn], t->turn + 1 == o->n_actions,
+                               err);
+    size_t n = t->transcript.n - t->turn_first;
+    if (r == 0 && n > room)
+        r = lh_fail(err, LH_FAILED_PRECONDITION,
+                    "oracle action %u of task %s takes %zu tokens, the budgets leave %zu", t->turn,
+                    t->assign->task, n, room);
+    return r;
 }
 
 static int observe(struct trajectory *t, const struct sandbox_result *res, bool malformed,

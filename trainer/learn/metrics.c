@@ -2,6 +2,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,7 +18,8 @@ enum { METRICS_MAX = 1 << 30 };
 
 struct metrics {
     int fd;
-    json_t *evals; /* array of the lines kept */
+    pthread_mutex_t lock; /* lines of two threads */
+    json_t *evals;        /* array of the lines kept */
 };
 
 static uint64_t number(const json_t *line, const char *key)
@@ -86,7 +88,7 @@ struct metrics *metrics_open(const char *job_dir, uint64_t warm_steps, uint64_t 
     lh_auto(metrics) m = calloc(1, sizeof *m);
 
     if (m)
-        *m = (struct metrics){.fd = -1, .evals = json_array()};
+        *m = (struct metrics){.fd = -1, .lock = PTHREAD_MUTEX_INITIALIZER, .evals = json_array()};
     if (!m || !path || !m->evals)
         return lh_fail_errno(err, ENOMEM, "opening the metrics"), NULL;
     if (truncate_lines(m, path, warm_steps, steps, err) < 0)
@@ -107,7 +109,19 @@ void metrics_close(struct metrics *m)
     free(m);
 }
 
-/* One write(2), so lines of two threads do not mix. */
+/* All of it or nothing: on a full disk, half a line would spoil the one after it, too. */
+static int append_line(struct metrics *m, const char *text, struct lh_error *err)
+{
+    LH_LOCKED(&m->lock);
+    off_t end = lseek(m->fd, 0, SEEK_END);
+    int r = end < 0 ? lh_fail_errno(err, errno, "end of the metrics")
+                    : lh_write_all(m->fd, text, strlen(text), err);
+
+    if (r < 0 && end >= 0 && ftruncate(m->fd, end) < 0)
+        lh_warn("metrics", "half a line stays: %s", strerror(errno));
+    return r;
+}
+
 void metrics_write(struct metrics *m, json_t *line)
 {
     struct lh_error err = {0};
@@ -116,7 +130,7 @@ void metrics_write(struct metrics *m, json_t *line)
     lh_autofree char *text = json_dumps(line, JSON_COMPACT);
     lh_autofree char *with_end = text ? lh_format("%s\n", text) : NULL;
     json_decref(line);
-    if (!with_end || lh_write_all(m->fd, with_end, strlen(with_end), &err) < 0)
+    if (!with_end || append_line(m, with_end, &err) < 0)
         lh_warn("metrics", "a line was not written: %s", err.message);
 }
 
@@ -138,8 +152,12 @@ void metrics_status(const char *job_dir, json_t *status)
 {
     lh_autofree char *path = lh_format("%s/status.json", job_dir);
     lh_autofree char *tmp = lh_format("%s/.status.json.tmp", job_dir);
+    static bool warned;
 
-    if (path && tmp && (json_dump_file(status, tmp, JSON_COMPACT) < 0 || rename(tmp, path) < 0))
+    bool failed =
+        path && tmp && (json_dump_file(status, tmp, JSON_COMPACT) < 0 || rename(tmp, path) < 0);
+    if (failed && !warned) /* twice a second would not help a full disk */
         lh_warn("status", "cannot replace %s: %s", path, strerror(errno));
+    warned = failed;
     json_decref(status);
 }

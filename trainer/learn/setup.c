@@ -238,6 +238,10 @@ int trainer_init(struct trainer *t, const char *job_dir, const atomic_bool *stop
     t->progress.phase = "starting";
     for (size_t i = 0; i < LH_ARRAY_SIZE(steps) && r == 0; i++)
         r = steps[i](t, err);
+    /* Nothing here is given a time but the answers of daemons: one that is stopped or drowned is as
+     * good as away, and a later start may meet it in a better state. */
+    if (r == LH_DEADLINE_EXCEEDED)
+        r = err->code = LH_UNAVAILABLE;
     return r;
 }
 

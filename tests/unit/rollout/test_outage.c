@@ -5,11 +5,13 @@
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "proto/file.h"
 #include "proto/parse.h"
 #include "rollout/harness/sandbox.h"
+#include "tests/starve.h"
 #include "world.h"
 
 enum { BUDGET = 32 << 20, SHORT_MS = 300 };
@@ -102,6 +104,53 @@ Test(outage, an_action_under_a_killed_daemon_runs_once)
     cr_assert(eq(str, a.result.output, (char *)"begun\nend\nx\n"));
     cr_assert(eq(u32, s.builds, 1), "not rebuilt");
     free(a.result.output);
+    cr_assert(eq(int, sandbox_clear(w.agentenv, owner, 1, "", &err), 0), "%s", err.message);
+    sandbox_finish(&s);
+    world_close(&w);
+}
+
+Test(outage, a_machine_without_room_is_not_the_tasks_fault)
+{
+    struct world w;
+    struct sandbox s;
+    struct lh_error err = {0};
+
+    world_open(&w, BUDGET);
+    lh_autofree char *owner = lh_format("%s/X", w.job_id);
+    cr_assert(eq(int, sandbox_init(&s, w.agentenv, owner, TASK_TWO, 1, "", &err), 0));
+    cr_assert(eq(u32, infra_failures(&w, TASK_TWO), 0)); /* and connected */
+    struct rlimit before, none;
+    cr_assert(eq(int, prlimit(w.agentenvd, RLIMIT_NOFILE, NULL, &before), 0));
+    none = before;
+    none.rlim_cur = 1; /* no number below it is free or becomes so */
+    feed(w.agentenvd, none);
+    cr_assert(eq(int, sandbox_start(&s, 10 * SHORT_MS, &err), LH_UNAVAILABLE), "%s", err.message);
+    feed(w.agentenvd, before);
+    cr_assert(eq(int, sandbox_start(&s, 30000, &err), 0), "%s", err.message);
+    cr_assert(eq(u32, infra_failures(&w, TASK_TWO), 0));
+    cr_assert(eq(int, sandbox_clear(w.agentenv, owner, 1, "", &err), 0), "%s", err.message);
+    sandbox_finish(&s);
+    world_close(&w);
+}
+
+/* Killed in the middle of a seal, which leaves two upper directories, agentenvd cannot go on with
+ * the sandbox.  That is not the agent's death, which would be judged (I8). */
+Test(outage, a_sandbox_lost_with_the_daemon_is_an_outage)
+{
+    struct world w;
+    struct sandbox s;
+    struct lh_error err = {0};
+
+    world_open(&w, BUDGET);
+    lh_autofree char *owner = lh_format("%s/X", w.job_id);
+    cr_assert(eq(int, sandbox_init(&s, w.agentenv, owner, TASK_TWO, 1, "", &err), 0));
+    cr_assert(eq(int, sandbox_start(&s, 30000, &err), 0), "%s", err.message);
+    lh_autofree char *second = lh_format("%s/agentenv/boxes/%s/upper.77", w.dir, s.id);
+    cr_assert(eq(int, mkdir(second, 0755), 0));
+    world_kill_agentenv(&w);
+    cr_assert(eq(int, sandbox_commit(&s, 0, 30000, &err), LH_UNAVAILABLE), "%s", err.message);
+    check_verdict(&s, 30000, INVALID, true);
+    cr_assert(eq(u32, infra_failures(&w, TASK_TWO), 0));
     cr_assert(eq(int, sandbox_clear(w.agentenv, owner, 1, "", &err), 0), "%s", err.message);
     sandbox_finish(&s);
     world_close(&w);

@@ -73,6 +73,29 @@ Test(worker, blanks_the_first_observation_and_keeps_to_the_turns)
     world_close(&w);
 }
 
+/* Bytes that are no text and far too many of them: the transcript has them bounded and as they are,
+ * and nothing that is said about them is refused by a peer for not being text. */
+Test(worker, takes_any_output)
+{
+    static const char first[] = {'a', (char)0xff, 0, (char)0xc3, '('};
+    struct world w;
+
+    world_open(&w, BUDGET);
+    struct episode *e = world_begin(&w, TASK_NOISY, MODE(DEMONSTRATE), 1);
+    world_finish(&w, 100);
+    cr_assert(eq(u32, e->verdict, SCORED));
+    cr_assert(eq(dbl, e->reward, 1));
+    cr_assert(eq(u32, e->infra, 0));
+    cr_assert(eq(u32, e->finish, FINISH(SUBMITTED)));
+    cr_assert(le(sz, e->got.n, 1024), "the context of the job");
+    size_t at = 0;
+    while (at < e->got.n && e->got.tokens[at] != TOKEN_TOOL)
+        at++;
+    for (size_t i = 0; i < sizeof first; i++)
+        cr_assert(eq(i32, e->got.tokens[at + 1 + i], TOKEN_SPECIALS + (uint8_t)first[i]));
+    world_close(&w);
+}
+
 /* The default is an hour, of all attempts together. */
 Test(worker, the_agents_clock_goes_on_in_the_next_attempt)
 {

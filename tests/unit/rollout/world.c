@@ -124,7 +124,12 @@ static void register_tasks(struct world *w)
     Longhaul__Task__V1__Oracle oracle = LONGHAUL__TASK__V1__ORACLE__INIT;
     const char *setup[] = {"mkdir sub && echo secret >sub/word"};
     const char *actions[] = {"cd sub; ls; export N=7; false", "echo $N >n; cat word >../out"};
-    Longhaul__Task__V1__Task broken = two, *tasks[] = {&two, &agent, &broken};
+    Longhaul__Task__V1__Task broken = two, noisy = two;
+    Longhaul__Task__V1__Task *tasks[] = {&two, &agent, &broken, &noisy};
+    Longhaul__Task__V1__Verifier loud = LONGHAUL__TASK__V1__VERIFIER__INIT;
+    Longhaul__Task__V1__Oracle noise = LONGHAUL__TASK__V1__ORACLE__INIT;
+    const char *noises[] = {"printf 'a\\377\\000\\303('", "touch sub/done",
+                            "dd if=/dev/zero bs=1048576 count=100 2>/dev/null", "true"};
     Longhaul__Task__V1__Environment bad = LONGHAUL__TASK__V1__ENVIRONMENT__INIT;
     const char *bad_setup[] = {"echo no such thing; false"};
     struct lh_error err = {0};
@@ -153,6 +158,13 @@ static void register_tasks(struct world *w)
     bad = env;
     bad.setup = (char **)bad_setup;
     broken.environment = &bad;
+    noisy = two;
+    noisy.name = (char *)TASK_NOISY;
+    loud.command = (char *)"printf '\\377\\303'; [ -e sub/done ]; exit $?";
+    noisy.verifier = &loud;
+    noise.actions = (char **)noises;
+    noise.n_actions = LH_ARRAY_SIZE(noises);
+    noisy.oracle = &noise;
     two.oracle = broken.oracle = &oracle;
     set.tasks = tasks;
     set.n_tasks = LH_ARRAY_SIZE(tasks);

@@ -18,6 +18,8 @@
 #define TASK_TWO    "test/two"    /* oracle: "cd sub; echo hi" RUN, "cat word >../out" EOS */
 #define TASK_AGENT  "test/agent"  /* no oracle; scores 0 */
 #define TASK_BROKEN "test/broken" /* its setup fails */
+#define TASK_NOISY                                                                                 \
+    "test/noisy" /* its oracle and verifier print what is no text, and 100 MB of it */
 
 enum { WORLD_EPISODES = 16 };
 
