@@ -7,10 +7,10 @@
 
 LH_LOG_COMPONENT("kvstored");
 
-enum { PINS_MAX = 60000 }; /* of a node; the rest of 16 bits is for I/O and waiting lookups */
+enum { GRANTS_MAX = 60000 }; /* a node counts to 65535; the rest is for I/O and waiting lookups */
 
 struct kv_grant *kv_grant_new(struct kv_call *c, enum kv_direction d, struct kv_root *root,
-                              struct kv_node *at, uint64_t bytes, int deadline_ms,
+                              struct kv_node *at, uint32_t from, uint64_t bytes, int deadline_ms,
                               struct lh_error *err)
 {
     struct kv_service *s = c->service;
@@ -20,9 +20,8 @@ struct kv_grant *kv_grant_new(struct kv_call *c, enum kv_direction d, struct kv_
         return lh_fail(err, LH_RESOURCE_EXHAUSTED, "%s has %u open leases and tickets", p->name,
                        p->n_grants),
                NULL;
-    if (at && at->pins >= PINS_MAX)
-        return lh_fail(err, LH_RESOURCE_EXHAUSTED, "unit %u is in use %u times", at->unit,
-                       at->pins),
+    if (s->grants >= GRANTS_MAX)
+        return lh_fail(err, LH_RESOURCE_EXHAUSTED, "%u leases and tickets are open", s->grants),
                NULL;
     struct kv_grant *g = calloc(1, sizeof *g);
     if (!g)
@@ -31,11 +30,15 @@ struct kv_grant *kv_grant_new(struct kv_call *c, enum kv_direction d, struct kv_
                            .direction = d,
                            .root = root,
                            .at = at,
+                           .from = from,
                            .bytes = bytes,
                            .began_us = c->now_us,
                            .deadline_us = c->now_us + (int64_t)deadline_ms * 1000,
                            .next = p->grants};
-    if (at)
+    s->grants++;
+    if (d == KV_LOAD)
+        kv_path_take(&s->index, at, from);
+    else if (at)
         kv_node_pin(&s->index, at);
     g->wait_ms = kv_flow_begin(&s->flow, &p->share, d, bytes, c->now_us);
     p->grants = g;
@@ -66,7 +69,10 @@ void kv_grant_end(struct kv_service *s, struct kv_peer *p, struct kv_grant *g, b
         kv_node_discard(&s->index, n);
     }
     kv_object_free(&s->index, g->root, KV_STATE, &g->state, KV_MEMORY);
-    if (g->at)
+    s->grants--;
+    if (g->direction == KV_LOAD)
+        kv_path_give(&s->index, g->at, g->from);
+    else if (g->at)
         kv_node_unpin(&s->index, g->at);
     kv_flow_end(&s->flow, &p->share, g->direction, g->bytes, g->began_us, lh_now_us(), done);
     free(g);

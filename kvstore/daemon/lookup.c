@@ -71,13 +71,12 @@ static int grant_hit(struct kv_call *c, struct kv_node *hit, uint32_t from, Look
     if (e < 0)
         return e;
     struct kv_grant *g =
-        kv_grant_new(c, KV_LOAD, kv_root_of(&s->index, hit), hit, bytes, KV_LEASE_MS, err);
+        kv_grant_new(c, KV_LOAD, kv_root_of(&s->index, hit), hit, from, bytes, KV_LEASE_MS, err);
     if (!g)
         return err->code;
     kv_node_touch(&s->index, hit);
     for (struct kv_node *n = hit; n && n->unit >= from; n = kv_parent(&s->index, n))
         kv_node_read(&s->index, n);
-    g->from = from;
     r->lease = g->id;
     r->queue_wait_ms = g->wait_ms;
     s->count.hits++;
@@ -88,28 +87,17 @@ static int grant_hit(struct kv_call *c, struct kv_node *hit, uint32_t from, Look
 
 /* ---- waiting for the disk ---- */
 
-static void pin_path(struct kv_index *ix, struct kv_node *hit, uint32_t from)
-{
-    for (struct kv_node *n = hit; n && n->unit >= from; n = kv_parent(ix, n))
-        kv_node_pin(ix, n);
-}
-
 static void begin_wait(struct kv_call *c, struct kv_node *hit, uint32_t from, int64_t deadline_us)
 {
     c->peer->wait = (struct kv_wait){.hit = hit, .from = from, .deadline_us = deadline_us};
-    pin_path(&c->service->index, hit, from);
+    kv_path_take(&c->service->index, hit, from);
 }
 
-/* From the hit upwards: a parent that has died waits for its children. */
 void kv_wait_end(struct kv_service *s, struct kv_peer *p)
 {
-    struct kv_wait w = p->wait;
-
+    if (p->wait.hit)
+        kv_path_give(&s->index, p->wait.hit, p->wait.from);
     p->wait = (struct kv_wait){0};
-    for (struct kv_node *n = w.hit, *parent; n; n = parent) {
-        parent = n->unit > w.from ? kv_parent(&s->index, n) : NULL;
-        kv_node_unpin(&s->index, n);
-    }
 }
 
 /* The longest boundary up to which nothing is missing in memory. */

@@ -144,7 +144,8 @@ int kv_handle_put(struct kv_call *c, struct lh_error *err)
     }
     if (!kv_flow_admits(&s->flow, &c->peer->share, KV_SPILL, p.bytes))
         return kv_refuse(c, KV_INFLIGHT, p.bytes, err);
-    struct kv_grant *g = kv_grant_new(c, KV_SPILL, p.root, p.at, p.bytes, (int)q->deadline_ms, err);
+    struct kv_grant *g =
+        kv_grant_new(c, KV_SPILL, p.root, p.at, 0, p.bytes, (int)q->deadline_ms, err);
     if (!g)
         return err->code;
     r = grant_pages(s, &p, g) ? fill_put(c, &p, g, err) : kv_refuse(c, KV_FULL, p.bytes, err);

@@ -31,9 +31,10 @@ int kv_check_chain(const ProtobufCBinaryData *field, const struct kv_key **chain
 int kv_check_text(const char *text, size_t max, const char *what, struct lh_error *err);
 
 /* ---- grants (grants.c) ---- */
-/* Pins `at` and counts `bytes` as in flight; the ticket's pages are the caller's to add. */
+/* Pins `at` (a lease: units from..at, bytes and all) and counts `bytes` as in flight; the ticket's
+ * pages are the caller's to add. */
 struct kv_grant *kv_grant_new(struct kv_call *c, enum kv_direction d, struct kv_root *root,
-                              struct kv_node *at, uint64_t bytes, int deadline_ms,
+                              struct kv_node *at, uint32_t from, uint64_t bytes, int deadline_ms,
                               struct lh_error *err);
 /* NULL when the peer has no such grant (any more). */
 struct kv_grant *kv_grant_find(struct kv_peer *p, uint64_t id);

@@ -69,6 +69,7 @@ struct kv_service {
     struct kv_flow flow;
     struct kv_counters count;
     uint64_t next_id;
+    uint32_t grants;  /* of all peers */
     unsigned clients; /* kept by whoever accepts them */
 };
 

@@ -149,21 +149,6 @@ static void remove_child(struct kv_index *ix, struct kv_node *n)
         kv_parent(ix, n)->child = n->next;
 }
 
-/* Keeps the parent's count of children in memory. */
-static void count_residence(struct kv_index *ix, struct kv_node *n)
-{
-    bool now = n->phase == KV_VISIBLE && kv_node_in_memory(n);
-    struct kv_node *parent = kv_parent(ix, n);
-
-    if (now == n->in_memory)
-        return;
-    n->in_memory = now;
-    if (!parent || parent->resident == UINT16_MAX)
-        return;
-    parent->resident = (uint16_t)(parent->resident + (now ? 1 : -1));
-    kv_index_settle_resident(ix, parent);
-}
-
 void kv_node_link(struct kv_index *ix, struct kv_node *n, struct kv_node *parent)
 {
     kv_ref *bucket = bucket_of(ix, &n->hash);
@@ -174,7 +159,6 @@ void kv_node_link(struct kv_index *ix, struct kv_node *n, struct kv_node *parent
     *bucket = kv_ref_of(ix, n);
     add_child(ix, parent, n);
     account_node(ix, n, 1);
-    count_residence(ix, n);
     kv_index_settle_resident(ix, n);
     if (parent)
         kv_index_settle(ix, parent);
@@ -184,7 +168,6 @@ void kv_node_set_state(struct kv_index *ix, struct kv_node *n, const struct kv_o
 {
     n->parts[KV_STATE] = *state;
     kv_index_account(ix, kv_root_of(ix, n), KV_STATE, state, 1);
-    count_residence(ix, n);
     kv_index_settle_resident(ix, n);
 }
 
@@ -192,14 +175,12 @@ void kv_node_place(struct kv_index *ix, struct kv_node *n, enum kv_part part, en
                    uint32_t page)
 {
     n->parts[part].at[tier] = page + 1;
-    count_residence(ix, n);
     kv_index_settle(ix, n);
 }
 
 void kv_node_leave(struct kv_index *ix, struct kv_node *n, enum kv_part part, enum kv_tier tier)
 {
     kv_object_free(ix, kv_root_of(ix, n), part, &n->parts[part], tier);
-    count_residence(ix, n);
     kv_index_settle(ix, n);
 }
 
@@ -251,7 +232,6 @@ static void hide(struct kv_index *ix, struct kv_node *n)
     account_node(ix, n, -1);
     kv_index_leave_orders(ix, n);
     n->phase = KV_DEAD;
-    count_residence(ix, n);
 }
 
 /* Frees dead nodes upwards from n as far as nothing holds them; returns the first that stays. */
@@ -302,6 +282,7 @@ void kv_node_pin(struct kv_index *ix, struct kv_node *n)
     if (n->pins++ == 0) {
         ix->pinned++;
         kv_index_leave_orders(ix, n);
+        kv_index_settle_resident(ix, n);
     }
 }
 
@@ -313,4 +294,30 @@ void kv_node_unpin(struct kv_index *ix, struct kv_node *n)
     n = reap(ix, n);
     if (n)
         kv_index_settle(ix, n);
+}
+
+void kv_node_hold(struct kv_index *ix, struct kv_node *n)
+{
+    n->holds++;
+    kv_index_settle_resident(ix, n);
+}
+
+void kv_node_unhold(struct kv_index *ix, struct kv_node *n)
+{
+    n->holds--;
+    kv_index_settle_resident(ix, n);
+}
+
+void kv_path_take(struct kv_index *ix, struct kv_node *hit, uint32_t from)
+{
+    kv_node_pin(ix, hit);
+    for (struct kv_node *n = hit; n && n->unit >= from; n = kv_parent(ix, n))
+        kv_node_hold(ix, n);
+}
+
+void kv_path_give(struct kv_index *ix, struct kv_node *hit, uint32_t from)
+{
+    for (struct kv_node *n = hit; n && n->unit >= from; n = kv_parent(ix, n))
+        kv_node_unhold(ix, n);
+    kv_node_unpin(ix, hit);
 }

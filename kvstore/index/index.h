@@ -94,20 +94,18 @@ struct kv_node {
     uint64_t rank;                            /* by the policy: lower goes first */
     kv_ref parent, child, next, prev, bucket; /* the tree; next also links pending nodes */
     uint32_t place[2];                        /* in an order of dropping, in KV_RESIDENT */
-    uint16_t unit;                            /* index in its sequence */
-    uint16_t root;
-    uint16_t pins;
-    uint16_t resident; /* children with something in memory; stays at its greatest value */
-    uint8_t phase, order;
-    uint8_t is_resident : 1; /* in KV_RESIDENT */
-    uint8_t in_memory : 1;   /* counted in the parent's `resident` */
-    uint8_t probation : 1;   /* read from disk for one reader */
-    uint8_t seen : 1;        /* read from disk before */
-    uint8_t queued : 1; /* waits to be written; survives the node, as its place in the queue does */
-    uint8_t loading : 2, writing : 2; /* I/O of its parts under way, a bit each */
-    uint8_t main : 1;                 /* of S3-FIFO: has been used again */
-    uint8_t queued_before : 1, uses : 2;
+    uint32_t unit : 16;                       /* index in its sequence */
+    uint32_t root : 11, phase : 2, order : 3; /* order: as one that may be dropped */
+    uint16_t pins;            /* by whoever needs it to be there: it is not dropped */
+    uint16_t holds;           /* by whoever needs its bytes: they do not leave memory */
+    uint16_t is_resident : 1; /* in KV_RESIDENT */
+    uint16_t seen : 1;        /* somebody has read it */
+    uint16_t probation : 1;   /* came from disk for its first reader */
+    uint16_t queued : 1;      /* waits to be written; survives the node, as its place does */
+    uint16_t loading : 2, writing : 2;              /* I/O of its parts under way, a bit each */
+    uint16_t main : 1, queued_before : 1, uses : 2; /* of S3-FIFO */
 };
+_Static_assert(sizeof(struct kv_node) == 88, "a unit costs less than 100 bytes");
 
 struct kv_index {
     struct kv_pages *pages[KV_TIERS]; /* where extents return to; no disk: NULL */
@@ -174,6 +172,12 @@ void kv_node_touch(struct kv_index *ix, struct kv_node *n);
 void kv_node_read(struct kv_index *ix, struct kv_node *n);
 void kv_node_pin(struct kv_index *ix, struct kv_node *n);
 void kv_node_unpin(struct kv_index *ix, struct kv_node *n);
+void kv_node_hold(struct kv_index *ix, struct kv_node *n);
+void kv_node_unhold(struct kv_index *ix, struct kv_node *n);
+/* For a reader of units from..hit: pins the hit, and with it the way to the root, and holds them.
+ */
+void kv_path_take(struct kv_index *ix, struct kv_node *hit, uint32_t from);
+void kv_path_give(struct kv_index *ix, struct kv_node *hit, uint32_t from);
 /* Drops a visible node with everything that depends on it. */
 void kv_node_drop(struct kv_index *ix, struct kv_node *n);
 /* An object of a visible node has come to a tier, or leaves it while it stays in the other. */

@@ -45,10 +45,12 @@ static void enter_order(struct kv_index *ix, struct kv_node *n, enum kv_order or
         n->order = order;
 }
 
+/* What is on disk too may leave, and at the bottom of a tree what is not may be dropped.  Only a
+ * store with a disk keeps this order. */
 void kv_index_settle_resident(struct kv_index *ix, struct kv_node *n)
 {
-    bool may_leave =
-        ix->disk && n->phase == KV_VISIBLE && !n->pins && !n->resident && kv_node_in_memory(n);
+    bool may_leave = ix->disk && n->phase == KV_VISIBLE && !n->holds && kv_node_in_memory(n) &&
+                     (kv_node_is_clean(n) || (!n->pins && !n->child));
 
     if (may_leave == n->is_resident)
         return;
@@ -66,6 +68,8 @@ void kv_node_read(struct kv_index *ix, struct kv_node *n)
         kv_index_settle_resident(ix, n);
     }
     n->seen = true;
+    if (n->order == KV_KEPT && !n->is_resident)
+        n->rank = ix->tick;
 }
 
 static void count_dropped(struct kv_index *ix, const struct kv_node *n)
@@ -199,9 +203,7 @@ bool kv_index_evict_memory(struct kv_index *ix)
         return false;
     if (kv_node_is_clean(n))
         leave_memory(ix, n);
-    else if (!n->child)
-        drop_leaf(ix, n);
     else
-        drop_state(ix, n);
+        drop_leaf(ix, n);
     return true;
 }

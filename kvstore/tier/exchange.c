@@ -50,6 +50,7 @@ static void begin(struct kv_exchange *x, enum kv_io_kind kind, struct kv_node *n
                        .bytes = bytes_of(kv_root_of(x->index, n), part)};
 
     kv_node_pin(x->index, n);
+    kv_node_hold(x->index, n);
     kv_disk_begin(x->disk, io, x->memory + (uint64_t)memory_page * x->memory_page_bytes, now_us);
 }
 
@@ -236,6 +237,7 @@ void kv_exchange_work(struct kv_exchange *x, int64_t now_us)
         struct kv_node *n = kv_at(x->index, io->node);
         struct kv_io done = *io;
         (done.kind == KV_IO_LOAD ? end_load : end_store)(x, &done, n);
+        kv_node_unhold(x->index, n);
         kv_node_unpin(x->index, n);
     }
     write_back(x, now_us);

@@ -285,7 +285,6 @@ size_t direct_read(struct direct *d, const struct kv_key *root, const struct kv_
     lookup.deadline_ms = deadline_ms;
     q.body_case = LONGHAUL__KV__V1__REQUEST__BODY_LOOKUP;
     q.lookup = &lookup;
-    kv_service_work(&d->service);
     while (!kv_service_handle(&d->service, &d->peer, &q, &r))
         wait_for_disk(d);
     const Longhaul__Kv__V1__LookupReply *l = &r.body.lookup;

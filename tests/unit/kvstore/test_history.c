@@ -64,6 +64,7 @@ static void step_put(struct history *h, int v, const struct kv_key *chain)
 static void step_read(struct history *h, int v, const struct kv_key *chain)
 {
     size_t n = 1 + (size_t)rand() % UNITS, at_least = rand() % 3 ? 0 : (size_t)rand() % n;
+    kv_service_work(&h->d.service); /* which may evict */
     size_t want = longest(h, v, chain, n);
     unsigned corrupt = h->corrupt;
     uint64_t loaded = h->d.service.exchange.loaded, late = h->d.service.count.late;
