@@ -80,25 +80,26 @@ def other_version(job):
     return error
 
 
-def full_disk(job):
-    """The ledger moves to a disk of its own that has no room for more; then that disk grows."""
-    ledger, kept = job / "ledger", job / "ledger-kept"
-    ledger.rename(kept)
-    ledger.mkdir()
+def full_disk(job, part, words, finish):
+    """A part of the job moves to a disk of its own that has no room for more; to finish, that disk grows."""
+    here, kept = job / part, job / (part + "-kept")
+    here.mkdir(exist_ok=True)
+    here.rename(kept)
+    here.mkdir()
     used = sum(path.stat().st_size + 8192 for path in kept.rglob("*")) // 1024
-    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={used + 64}k", "longhaul-full", ledger], check=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={used + 64}k", "longhaul-full", here], check=True)
     try:
-        subprocess.run(["cp", "-a", f"{kept}/.", ledger], check=True)
-        error = refused(["resume", job], "trainer failed", "free space")
-        subprocess.run(["mount", "-o", "remount,size=64m", ledger], check=True)
-        status, output = lab.longhaul("resume", job)
-        if not error and status:
+        subprocess.run(["cp", "-a", f"{kept}/.", here], check=True)
+        error = refused(["resume", job], "trainer failed", words)
+        subprocess.run(["mount", "-o", "remount,size=256m", here], check=True)
+        status, output = lab.longhaul("resume", job) if finish and not error else (0, "")
+        if status:
             error = f"resumed with space, exit status {status}: {output[-500:]}"
-        subprocess.run(["cp", "-a", f"{ledger}/.", kept], check=True)
+        subprocess.run(["cp", "-a", f"{here}/.", kept], check=True)
     finally:
-        subprocess.run(["umount", ledger], check=True)
-    ledger.rmdir()
-    kept.rename(ledger)
+        subprocess.run(["umount", here], check=True)
+    here.rmdir()
+    kept.rename(here)
     return error
 
 
@@ -110,7 +111,7 @@ def unknown_field():
         "it left a directory" if job.exists() else None)
 
 
-print("1..9", flush=True)
+print("1..10", flush=True)
 first, error = run("first")
 lab.report("a job", error)
 if error:
@@ -123,7 +124,8 @@ lab.report("a quarter of the KV memory: spilled, loaded, the same bytes", same(j
 job, error = start_and_stop("victim")
 lab.report("a socket in use", error or socket_in_use(job))
 lab.report("a job of another version", other_version(job))
-lab.report("a full disk under the ledger", full_disk(job))
+lab.report("a full disk under the checkpoints", full_disk(job, "checkpoints", "No space left", False))
+lab.report("a full disk under the ledger", full_disk(job, "ledger", "free space", True))
 lab.report("after all that: the same bytes", same(job, None))
 lab.report("an unknown field", unknown_field())
 lab.finish()
