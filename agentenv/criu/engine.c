@@ -55,12 +55,12 @@ static int send_request(const struct criu_call *c, const Criu__Request *req, str
 
 static Criu__Response *receive(const struct criu_call *c, struct lh_error *err)
 {
-    struct pollfd p = {c->socket, POLLIN, 0};
+    struct pollfd p[] = {{c->socket, POLLIN, 0}, {c->pidfd, POLLIN, 0}};
     lh_autofree uint8_t *bytes = malloc(ANSWER_MAX);
 
     if (!bytes)
         return lh_fail_errno(err, ENOMEM, "an answer of criu"), NULL;
-    int n = poll(&p, 1, lh_ms_left(c->deadline_ms));
+    int n = poll(p, 2, lh_ms_left(c->deadline_ms));
     if (n <= 0)
         return lh_fail(err, LH_DEADLINE_EXCEEDED, "criu did not finish in time"), NULL;
     ssize_t len =

@@ -27,6 +27,7 @@ struct criu_bind {
 
 struct criu_call {
     int socket;          /* SOCK_SEQPACKET, the near end; stays the caller's */
+    int pidfd;           /* of CRIU: its helpers keep the socket open when it is killed */
     int64_t deadline_ms; /* then the call fails; the caller kills CRIU */
     const struct criu_bind *binds;
     size_t n_binds;

@@ -101,11 +101,17 @@ bool box_is_dead(struct box *b); /* its init was there and has ended */
 int placement_save(const struct box *b, int images, struct lh_error *err);
 int placement_restore(const struct box *b, int images, struct lh_error *err);
 
+struct box_criu {
+    int socket, pidfd;
+    pid_t pid;
+};
+
 /* Starts CRIU by the spawner: in b's cgroups and with `root` mounted at BOX_CRIU_ROOT, or (-1) in
- * the daemon's.  *socket and *pidfd are the caller's. */
+ * the daemon's. */
 #define BOX_CRIU_ROOT "/run/root"
-int box_start_criu(struct box *b, int root, int *socket, int *pidfd, struct lh_error *err);
-void box_end_criu(int socket, int pidfd); /* closes both; kills it if it does not end by that */
+int box_start_criu(struct box *b, int root, struct box_criu *c, struct lh_error *err);
+/* Kills it if it does not end by itself, and what is left of one that failed. */
+void box_end_criu(const struct box_criu *c, bool failed);
 enum { BOX_MAX_BINDS = 32 };
 size_t box_binds(struct criu_bind binds[BOX_MAX_BINDS]);
 /* An empty file in the root of a restored sandbox: criu/images.c. */

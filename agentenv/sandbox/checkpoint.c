@@ -32,18 +32,18 @@ enum { DUMP_MS = 120000, CRIU_END_MS = 5000 };
 
 /* ---- CRIU as a process --------------------------------------------------------------------- */
 
-int box_start_criu(struct box *b, int root, int *sock, int *pidfd, struct lh_error *err)
+int box_start_criu(struct box *b, int root, struct box_criu *c, struct lh_error *err)
 {
     struct spawner_request req = {.op = SPAWNER_CRIU};
     struct wire_report report;
     int talk[2], reply[2];
 
-    *sock = *pidfd = -1;
+    *c = (struct box_criu){.socket = -1, .pidfd = -1};
     if (b->host->criu < 0)
         return lh_fail(err, LH_FAILED_PRECONDITION, "there is no criu here: run deploy/setup");
     if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, talk) < 0)
         return lh_fail_errno(err, errno, "a socket for criu");
-    *sock = talk[0];
+    c->socket = talk[0];
     if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, reply) < 0) {
         close(talk[1]);
         return lh_fail_errno(err, errno, "a socket for criu");
@@ -55,23 +55,26 @@ int box_start_criu(struct box *b, int root, int *sock, int *pidfd, struct lh_err
     close(reply[1]);
     close(talk[1]);
     if (r == 0)
-        r = box_receive_report(reply[0], lh_now_ms() + BOX_START_MS, &report, pidfd, err);
+        r = box_receive_report(reply[0], lh_now_ms() + BOX_START_MS, &report, &c->pidfd, err);
+    c->pid = report.value;
     close(reply[0]);
     return r;
 }
 
-void box_end_criu(int sock, int pidfd)
+void box_end_criu(const struct box_criu *c, bool failed)
 {
-    struct pollfd p = {pidfd, POLLIN, 0};
+    struct pollfd p = {c->pidfd, POLLIN, 0};
 
-    if (sock >= 0)
-        close(sock); /* it ends by that */
-    if (pidfd < 0)
+    if (c->socket >= 0)
+        close(c->socket); /* it ends by that */
+    if (c->pidfd < 0)
         return;
     if (poll(&p, 1, CRIU_END_MS) <= 0 &&
-        syscall(SYS_pidfd_send_signal, pidfd, SIGKILL, NULL, 0) == 0)
+        syscall(SYS_pidfd_send_signal, c->pidfd, SIGKILL, NULL, 0) == 0)
         poll(&p, 1, CRIU_END_MS);
-    close(pidfd);
+    if (failed) /* helpers of its session, which nobody tells that it was killed */
+        kill(-c->pid, SIGKILL);
+    close(c->pidfd);
 }
 
 size_t box_binds(struct criu_bind binds[BOX_MAX_BINDS])
@@ -119,11 +122,12 @@ static int dump(struct box *b, int images, struct lh_error *err)
 {
     struct criu_bind binds[BOX_MAX_BINDS];
     struct dumping d = {b, images};
-    int sock, pidfd, mount_id;
-    int r = box_start_criu(b, -1, &sock, &pidfd, err);
+    struct box_criu criu;
+    int mount_id, r = box_start_criu(b, -1, &criu, err);
 
     if (r == 0) {
-        struct criu_call call = {.socket = sock,
+        struct criu_call call = {.socket = criu.socket,
+                                 .pidfd = criu.pidfd,
                                  .deadline_ms = lh_now_ms() + DUMP_MS,
                                  .binds = binds,
                                  .n_binds = box_binds(binds),
@@ -131,7 +135,7 @@ static int dump(struct box *b, int images, struct lh_error *err)
                                  .ctx = &d};
         r = criu_dump(&call, b->identity.init_pid, images, err);
     }
-    box_end_criu(sock, pidfd);
+    box_end_criu(&criu, r < 0);
     if (r == 0)
         r = cgroup_set_frozen(b->cgroup, true, lh_now_ms() + BOX_FREEZE_MS, err);
     if (r == 0)
@@ -235,12 +239,14 @@ int box_put_away(struct box *b, struct lh_error *err)
 int box_host_criu(struct box_host *h, int *version, struct lh_error *err)
 {
     struct box nobody = {.host = h};
-    int sock, pidfd, r = box_start_criu(&nobody, -1, &sock, &pidfd, err);
+    struct box_criu criu;
+    int r = box_start_criu(&nobody, -1, &criu, err);
 
     if (r == 0) {
-        struct criu_call call = {.socket = sock, .deadline_ms = lh_now_ms() + CRIU_END_MS};
+        struct criu_call call = {
+            .socket = criu.socket, .pidfd = criu.pidfd, .deadline_ms = lh_now_ms() + CRIU_END_MS};
         r = criu_version(&call, version, err);
     }
-    box_end_criu(sock, pidfd);
+    box_end_criu(&criu, r < 0);
     return r;
 }

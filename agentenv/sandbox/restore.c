@@ -140,13 +140,14 @@ static int run_criu(struct box *b, int images, int root, struct lh_error *err)
     lh_autoclose int work = open(b->dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     struct criu_bind binds[BOX_MAX_BINDS];
     struct restoring ctx = {b, images};
-    int sock, pidfd, r;
+    struct box_criu criu;
 
     if (work < 0)
         return lh_fail_errno(err, errno, "directory %s", b->dir);
-    r = box_start_criu(b, root, &sock, &pidfd, err);
+    int r = box_start_criu(b, root, &criu, err);
     if (r == 0) {
-        struct criu_call call = {.socket = sock,
+        struct criu_call call = {.socket = criu.socket,
+                                 .pidfd = criu.pidfd,
                                  .deadline_ms = lh_now_ms() + RESTORE_MS,
                                  .binds = binds,
                                  .n_binds = box_binds(binds),
@@ -154,7 +155,7 @@ static int run_criu(struct box *b, int images, int root, struct lh_error *err)
                                  .ctx = &ctx};
         r = criu_restore(&call, images, work, BOX_CRIU_ROOT, err);
     }
-    box_end_criu(sock, pidfd);
+    box_end_criu(&criu, r < 0);
     return r;
 }
 

@@ -64,6 +64,7 @@ void spawner_criu_run(int program, int socket, int root)
     int null = open("/dev/null", O_RDWR | O_CLOEXEC);
 
     reset_signals();
+    setsid();
     umask(022);
     if (root >= 0 && attach_root(root) < 0)
         _exit(1);
