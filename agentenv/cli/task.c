@@ -4,7 +4,9 @@
 #include <unistd.h>
 
 #include "agentenv/cli/cli.h"
+#include "agentenv/cli/harbor.h"
 #include "agentenv/cli/image.h"
+#include "agentenv/task/harbor.h"
 #include "agentenv/task/task.h"
 #include "longhaul/task/v1/service.pb-c.h"
 #include "proto/hex.h"
@@ -14,10 +16,35 @@
 
 enum { REGISTER_MS = 4 * 3600 * 1000, CALL_MS = 60000, BATCH_BYTES = 8 << 20 };
 
+/* ---- splits ---- */
+
+static const struct {
+    const char *name;
+    Longhaul__Task__V1__Split split;
+} splits[] = {
+    {"", LONGHAUL__TASK__V1__SPLIT__SPLIT_UNSPECIFIED},
+    {"train", LONGHAUL__TASK__V1__SPLIT__SPLIT_TRAIN},
+    {"eval", LONGHAUL__TASK__V1__SPLIT__SPLIT_EVAL},
+};
+
+static int find_split(const char *name)
+{
+    for (size_t i = 0; i < LH_ARRAY_SIZE(splits); i++)
+        if (!strcmp(splits[i].name, name))
+            return splits[i].split;
+    return -1;
+}
+
+static const char *split_name(unsigned split)
+{
+    return split < LH_ARRAY_SIZE(splits) ? splits[split].name : "?";
+}
+
 /* ---- register ---- */
 
 struct registering {
     const char *file;
+    int split; /* of Harbor directories */
     bool no_verify;
     uint32_t parallel;
     bool terminal;
@@ -36,6 +63,11 @@ static error_t parse_register(int key, char *arg, struct argp_state *state)
         g->parallel = (uint32_t)strtoul(arg, NULL, 10);
         if (g->parallel < 1 || g->parallel > 64)
             argp_error(state, "--parallel takes 1 to 64, not '%s'", arg);
+        return 0;
+    case 's':
+        g->split = find_split(arg);
+        if (g->split < 0)
+            argp_error(state, "--split takes train or eval, not '%s'", arg);
         return 0;
     case ARGP_KEY_ARG:
         if (g->file)
@@ -109,21 +141,25 @@ static int task_register(struct cli *cli, int argc, char **argv, struct lh_error
     static const struct argp_option options[] = {
         {"no-verify", 'n', NULL, 0, "Skip the oracle and nop runs; the tasks say so", 0},
         {"parallel", 'p', "N", 0, "Verification runs at a time (default 4)", 0},
+        {"split", 's', "train|eval", 0, "Of Harbor directories, which say none (default eval)", 0},
         {0},
     };
     static const struct argp argp = {
         .options = options,
         .parser = parse_register,
-        .args_doc = "FILE",
+        .args_doc = "FILE|DIRECTORY",
         .doc = "Registers the tasks of FILE, a longhaul.task.v1.TaskSet in binary protobuf, text "
-               "format or proto3 JSON.",
+               "format or proto3 JSON, or of DIRECTORY, a Harbor / Terminal-Bench 2 task or a "
+               "directory of some, whose images are built.",
     };
-    struct registering g = {.terminal = isatty(STDERR_FILENO)};
+    struct registering g = {.terminal = isatty(STDERR_FILENO),
+                            .split = LONGHAUL__TASK__V1__SPLIT__SPLIT_EVAL};
 
     int r = cli_parse(&argp, argc, argv, &g);
     if (r)
         return r;
-    lh_automsg(TaskSet) set = task_load(g.file, err);
+    lh_automsg(TaskSet) set =
+        is_directory(g.file) ? harbor_load_all(cli, g.file, g.split, err) : task_load(g.file, err);
     if (!set)
         return err->code;
     g.total = set->n_tasks;
@@ -138,28 +174,6 @@ static int task_register(struct cli *cli, int argc, char **argv, struct lh_error
 }
 
 /* ---- ls ---- */
-
-static const struct {
-    const char *name;
-    Longhaul__Task__V1__Split split;
-} splits[] = {
-    {"", LONGHAUL__TASK__V1__SPLIT__SPLIT_UNSPECIFIED},
-    {"train", LONGHAUL__TASK__V1__SPLIT__SPLIT_TRAIN},
-    {"eval", LONGHAUL__TASK__V1__SPLIT__SPLIT_EVAL},
-};
-
-static int find_split(const char *name)
-{
-    for (size_t i = 0; i < LH_ARRAY_SIZE(splits); i++)
-        if (!strcmp(splits[i].name, name))
-            return splits[i].split;
-    return -1;
-}
-
-static const char *split_name(unsigned split)
-{
-    return split < LH_ARRAY_SIZE(splits) ? splits[split].name : "?";
-}
 
 static error_t parse_ls(int key, char *arg, struct argp_state *state)
 {
@@ -335,10 +349,46 @@ static int task_release(struct cli *cli, int argc, char **argv, struct lh_error 
                     (ProtobufCMessage **)&done, err);
 }
 
+static error_t parse_export(int key, char *arg, struct argp_state *state)
+{
+    char **words = state->input;
+
+    if (key == ARGP_KEY_ARG && state->arg_num < 2) {
+        words[state->arg_num] = arg;
+        return 0;
+    }
+    if (key == ARGP_KEY_ARG || (key == ARGP_KEY_END && state->arg_num < 2))
+        argp_usage(state);
+    return key == ARGP_KEY_END ? 0 : ARGP_ERR_UNKNOWN;
+}
+
+static int task_export(struct cli *cli, int argc, char **argv, struct lh_error *err)
+{
+    static const struct argp argp = {
+        .parser = parse_export,
+        .args_doc = "NAME DIRECTORY",
+        .doc = "Writes the Harbor directory that a task was registered from, unchanged.",
+    };
+    Longhaul__Task__V1__TaskName req = LONGHAUL__TASK__V1__TASK_NAME__INIT;
+    lh_automsg(Longhaul__Task__V1__RegisteredTask) t = NULL;
+    char *words[2] = {0};
+
+    int r = cli_parse(&argp, argc, argv, words);
+    if (r)
+        return r;
+    req.name = words[0];
+    r = cli_call(cli, "/longhaul.task.v1.Tasks/Show", &req.base,
+                 &longhaul__task__v1__registered_task__descriptor, CALL_MS, (ProtobufCMessage **)&t,
+                 err);
+    return r < 0 ? r : harbor_export(t->task, words[1], err);
+}
+
 const struct cli_verb task_verbs[] = {
-    {"task register", "FILE", "validate, verify and register the tasks of a file", task_register},
+    {"task register", "FILE|DIRECTORY", "validate, verify and register the tasks of a file",
+     task_register},
     {"task ls", "[PREFIX]", "list tasks", task_ls},
     {"task show", "NAME", "print a task in text format", task_show},
+    {"task export", "NAME DIRECTORY", "write a Harbor task's directory again", task_export},
     {"task rm", "NAME", "remove a task", task_rm},
     {"task release", "NAME", "end the quarantine of a task", task_release},
     {"image import", "NAME PATH", "import a root file system or container image", image_import},

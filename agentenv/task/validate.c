@@ -123,6 +123,8 @@ static const struct rule {
     {"Verifier.reward_max", 0, ANY},
     {"Verifier.pass_mark", 0, ANY},
     {"Verifier.files", 0, 10000},
+    {"Verifier.reward_files", 0, 8},
+    {"Verifier.reward_files[]", 2, 4095, REQUIRED, check_path},
     {"Oracle.actions", 0, 100000},
     {"Oracle.actions[]", 1, MIB(1), REQUIRED},
     {"RetryPolicy.infra_retries", 1, 100},

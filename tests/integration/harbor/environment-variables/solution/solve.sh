@@ -1,0 +1,1 @@
+printf "%s, %s\n%s\n" "$GREETING" "$NAME" "$FROM_IMAGE" > "$TO"

@@ -1,0 +1,1 @@
+sed -i 's/eco/echo/' run.sh

@@ -1,0 +1,1 @@
+mv old new

@@ -1,0 +1,1 @@
+touch marker; stat -c %s /bin/busybox > result; echo stat > log

@@ -1,0 +1,1 @@
+sort words -o words
