@@ -82,6 +82,11 @@ SnapshotManifest *manifest_make(struct daemon *d, const char *snapshot, struct l
                     "s", snapshot);
     if (r == 0 && !m->limits)
         r = lh_fail(err, LH_NOT_FOUND, "no snapshot \"%s\"", snapshot);
+    if (r == 0 && strcmp(m->engine, "fsonly") != 0)
+        r = lh_fail(err, LH_UNIMPLEMENTED,
+                    "snapshot %s is of engine %s: process images do not leave their store; take "
+                    "one with engine fsonly",
+                    snapshot, m->engine);
     if (r == 0 && !(m->image_digest = d->hooks->image_digest(d, snapshot, err)))
         r = LH_NOT_FOUND;
     if (r == 0)
