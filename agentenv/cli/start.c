@@ -10,13 +10,25 @@ enum { MAX_RULES = 64 };
 
 struct start {
     const char *source, *name, *memory, *pids, *cpu, *network, *ttl, *owner, *key;
-    bool task;
+    const char *freeze, *hibernate;
+    bool task, keep, pin;
     V1(PublishedPort) port[MAX_RULES], *ports[MAX_RULES];
     char *egress[MAX_RULES];
     size_t n_ports, n_egress;
 };
 
-enum { OPT_PIDS = 256, OPT_NETWORK, OPT_ALLOW, OPT_TTL, OPT_KEY, OPT_TASK };
+enum {
+    OPT_PIDS = 256,
+    OPT_NETWORK,
+    OPT_ALLOW,
+    OPT_TTL,
+    OPT_KEY,
+    OPT_TASK,
+    OPT_FREEZE,
+    OPT_HIBERNATE,
+    OPT_KEEP,
+    OPT_PIN
+};
 
 static const struct argp_option start_options[] = {
     {"name", 'n', "NAME", 0, "Unique among the living; usable instead of the id", 0},
@@ -29,6 +41,10 @@ static const struct argp_option start_options[] = {
     {"publish", 'p', "[HOSTPORT:]PORT", 0,
      "Its PORT appears on 127.0.0.1 of the daemon's machine, at any free one by default", 0},
     {"ttl", OPT_TTL, "TIME", 0, "Remove it after this long", 0},
+    {"ttl-hibernate", OPT_KEEP, 0, 0, "Hibernate it then instead", 0},
+    {"idle-freeze", OPT_FREEZE, "TIME", 0, "Freeze it when nobody has used it this long", 0},
+    {"idle-hibernate", OPT_HIBERNATE, "TIME", 0, "Hibernate it then; the next command wakes it", 0},
+    {"pin", OPT_PIN, 0, 0, "None of these happens before it is unpinned (SetPolicy)", 0},
     {"owner", CLI_OPT_OWNER, "TEXT", 0, "Free text, for ls and rm --owner", 0},
     {"key", OPT_KEY, "KEY", 0, "Idempotency key: the same key gives the same sandbox", 0},
     {"task", OPT_TASK, 0, 0, "The argument names a task: its image, files and setup", 0},
@@ -62,6 +78,8 @@ static error_t parse_start(int key, char *arg, struct argp_state *state)
                    {'c', &s->cpu},
                    {OPT_NETWORK, &s->network},
                    {OPT_TTL, &s->ttl},
+                   {OPT_FREEZE, &s->freeze},
+                   {OPT_HIBERNATE, &s->hibernate},
                    {CLI_OPT_OWNER, &s->owner},
                    {OPT_KEY, &s->key}};
 
@@ -76,8 +94,8 @@ static error_t parse_start(int key, char *arg, struct argp_state *state)
         s->egress[s->n_egress++] = arg;
     } else if (key == 'p') {
         add_port(s, arg, state);
-    } else if (key == OPT_TASK) {
-        s->task = true;
+    } else if (key == OPT_TASK || key == OPT_KEEP || key == OPT_PIN) {
+        *(key == OPT_TASK ? &s->task : key == OPT_KEEP ? &s->keep : &s->pin) = true;
     } else if (key == ARGP_KEY_ARG && !s->source) {
         s->source = arg;
     } else if (key == ARGP_KEY_ARG || key == ARGP_KEY_NO_ARGS) {
@@ -118,6 +136,22 @@ static int fill_network(const struct start *s, V1(CreateRequest) * req, struct l
     return 0;
 }
 
+static int fill_policy(const struct start *s, V1(CreateRequest) * req, V1(Policy) * p,
+                       struct lh_error *err)
+{
+    int r = 0;
+
+    p->hibernate_at_ttl = s->keep;
+    p->pinned = s->pin;
+    if (s->freeze)
+        r = cli_duration(s->freeze, &p->freeze_after_ms, err);
+    if (r == 0 && s->hibernate)
+        r = cli_duration(s->hibernate, &p->hibernate_after_ms, err);
+    if (s->keep || s->pin || s->freeze || s->hibernate)
+        req->policy = p;
+    return r;
+}
+
 static void fill_source(const struct start *s, V1(CreateRequest) * req)
 {
     if (s->task) {
@@ -139,6 +173,7 @@ int start_verb(struct cli *cli, int argc, char **argv, struct lh_error *err)
         NULL,          NULL};
     V1(CreateRequest) req = LONGHAUL__SANDBOX__V1__CREATE_REQUEST__INIT;
     Longhaul__Task__V1__Limits limits = LONGHAUL__TASK__V1__LIMITS__INIT;
+    V1(Policy) policy = LONGHAUL__SANDBOX__V1__POLICY__INIT;
     V1(NetworkRules) rules = LONGHAUL__SANDBOX__V1__NETWORK_RULES__INIT;
     lh_automsg(V1(Sandbox)) made = NULL;
     struct start s = {0};
@@ -160,6 +195,7 @@ int start_verb(struct cli *cli, int argc, char **argv, struct lh_error *err)
     req.rules = &rules;
     fill_source(&s, &req);
     if ((r = fill_limits(&s, &limits, err)) < 0 || (r = fill_network(&s, &req, err)) < 0 ||
+        (r = fill_policy(&s, &req, &policy, err)) < 0 ||
         (s.ttl && (r = cli_duration(s.ttl, &req.ttl_ms, err)) < 0))
         return r;
     r = cli_call(cli, "Create", &req.base, &longhaul__sandbox__v1__sandbox__descriptor, CALL_MS,

@@ -172,6 +172,8 @@ static int describe(struct daemon *d, struct sandbox *s, const V1(CreateRequest)
     s->created_ms = lh_unix_ms();
     s->ttl_at_ms = req->ttl_ms ? lh_now_ms() + req->ttl_ms : INT64_MAX;
     s->transient = o && o->transient;
+    s->has_policy = req->policy != NULL;
+    policy_copy(&s->policy, req->policy);
     if ((r = set_string(&s->name, req->name, err)) < 0 ||
         (r = set_string(&s->owner, req->owner, err)) < 0 ||
         (r = set_string(&s->snapshot, "", err)) < 0 || (r = set_string(&s->task, "", err)) < 0 ||
@@ -236,7 +238,7 @@ static int bring_up(struct daemon *d, struct sandbox *s, bool files_only, int64_
     if (r < 0)
         return lh_wrap(err, "creating sandbox %s", s->id);
     sandbox_set_state(d, s, SB_RUNNING, 0);
-    if (s->ttl_at_ms != INT64_MAX)
+    if (s->ttl_at_ms != INT64_MAX || s->has_policy)
         janitor_wake(d);
     return 0;
 }

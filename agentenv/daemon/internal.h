@@ -38,7 +38,11 @@ struct sandbox {
     int64_t created_ms;
     int64_t ttl_at_ms; /* lh_now_ms(); INT64_MAX = never */
     bool transient;
-    bool unmade; /* its create failed, and could not be undone either; its key is still its */
+    bool has_policy; /* that was asked for; for its creation */
+    V1(Policy) policy;
+    int64_t used_ms;  /* lh_now_ms() when the last call ended */
+    int64_t retry_ms; /* the janitor leaves it alone until then */
+    bool unmade;      /* its create failed, and could not be undone either; its key is still its */
     Longhaul__Task__V1__Limits limits; /* resolved: no zero fields */
     Longhaul__Task__V1__Network network;
     V1(NetworkRules) * rules; /* NULL = none */
@@ -152,6 +156,8 @@ int registry_set_running(struct daemon *d, const struct sandbox *s,
                          const struct box_identity *identity, struct lh_error *err);
 int registry_set_state(struct daemon *d, const char *id, int state, int cause,
                        struct lh_error *err);
+int registry_set_policy(struct daemon *d, const struct sandbox *s, struct lh_error *err);
+int registry_set_ttl(struct daemon *d, const char *id, int64_t at_ms, struct lh_error *err);
 int registry_set_attempt(struct daemon *d, const char *id, uint32_t attempt, struct lh_error *err);
 /* The row and its references to layers; with `key_too` its idempotency key is free again. */
 int registry_delete(struct daemon *d, const char *id, bool key_too, struct lh_error *err);
@@ -234,6 +240,19 @@ int daemon_rollback(struct daemon *d, const V1(RollbackRequest) * req, int64_t d
                     struct lh_error *err);
 /* At the start: a sandbox that was hibernated, or was about to be resumed. */
 int recover_hibernated(struct daemon *d, struct sandbox *s, bool this_boot, struct lh_error *err);
+
+/* ---- policy.c ---- */
+
+int policy_set(struct daemon *d, const V1(SetPolicyRequest) * req, int64_t deadline_ms,
+               struct lh_error *err);
+void policy_copy(V1(Policy) * to, const V1(Policy) * from); /* NULL: none */
+/* Thaws or resumes what its own policy put to rest. */
+int policy_wake(struct daemon *d, const char *id, uint32_t attempt, int64_t deadline_ms,
+                struct lh_error *err);
+int daemon_set_frozen(struct daemon *d, const V1(SandboxAttempt) * req, bool frozen,
+                      int64_t deadline_ms, struct lh_error *err);
+/* Ends a sandbox whose time is over. */
+int daemon_expire(struct daemon *d, const char *id, struct lh_error *err);
 
 /* ---- engines.c: which engines are offered ---- */
 

@@ -3,6 +3,7 @@
  *   sandbox_layers   the sealed layers below its upper directory, 0 on top
  *   keys             idempotency keys and what they were given to; outlive it (snapshot/gc.c)
  *   snapshots, snapshot_layers, snapshot_owners, layers: snapshot/
+ *   policies         what the janitor does with a sandbox (daemon/policy.c); goes with it
  *   network_rules    what is opened for a sandbox (daemon/network.c); goes with it
  *   layer_contents   addresses of layers by content; goes with the layer (snapshot/contents.c)
  * A layer lives while a row of sandbox_layers or snapshot_layers names it: reference counts that
@@ -46,6 +47,8 @@ static const char *const schema[] = {
     " engine TEXT NOT NULL, limits BLOB NOT NULL,"
     " network INT NOT NULL, bytes INT NOT NULL DEFAULT 0, created_ms INT NOT NULL,"
     " unowned_ms INT NOT NULL) WITHOUT ROWID",
+    "CREATE TABLE IF NOT EXISTS policies(sandbox TEXT PRIMARY KEY"
+    " REFERENCES sandboxes(id) ON DELETE CASCADE, policy BLOB NOT NULL) WITHOUT ROWID",
     "CREATE TABLE IF NOT EXISTS selftests(fingerprint TEXT PRIMARY KEY) WITHOUT ROWID",
     "CREATE TABLE IF NOT EXISTS snapshot_layers(snapshot TEXT NOT NULL, pos INT NOT NULL,"
     " layer TEXT NOT NULL, PRIMARY KEY(snapshot, pos)) WITHOUT ROWID",
@@ -131,6 +134,22 @@ int registry_set_rules(struct daemon *d, const struct sandbox *s, struct lh_erro
                   rules, len);
 }
 
+int registry_set_policy(struct daemon *d, const struct sandbox *s, struct lh_error *err)
+{
+    size_t len;
+    lh_autofree uint8_t *policy = lh_pack(&s->policy.base, &len, err);
+
+    if (!policy)
+        return LH_RESOURCE_EXHAUSTED;
+    return db_run(d->db, err, "INSERT OR REPLACE INTO policies VALUES(?,?)", "sb", s->id, policy,
+                  len);
+}
+
+int registry_set_ttl(struct daemon *d, const char *id, int64_t at_ms, struct lh_error *err)
+{
+    return db_run(d->db, err, "UPDATE sandboxes SET ttl_at_ms=? WHERE id=?", "ls", at_ms, id);
+}
+
 int registry_insert(struct daemon *d, const struct sandbox *s, const char *kind, const char *key,
                     const char *from_snapshot, struct lh_error *err)
 {
@@ -143,6 +162,8 @@ int registry_insert(struct daemon *d, const struct sandbox *s, const char *kind,
         lh_fail(err, r, "the name \"%s\" is taken by a living sandbox", s->name);
     if (r == 0 && s->rules)
         r = registry_set_rules(d, s, err);
+    if (r == 0 && s->has_policy)
+        r = registry_set_policy(d, s, err);
     if (r == 0 && key)
         r = registry_bind_key(d, kind, key, s->id, err);
     /* Copied inside the transaction, so that gc cannot take the layers in between. */
@@ -248,6 +269,19 @@ static int read_rules(struct sandbox *s, sqlite3_stmt *row, int column, struct l
     return s->rules ? 0 : lh_wrap(err, "network rules in the registry");
 }
 
+static int read_policy(struct sandbox *s, sqlite3_stmt *row, int column, struct lh_error *err)
+{
+    if (sqlite3_column_type(row, column) == SQLITE_NULL)
+        return 0;
+    lh_automsg(V1(Policy)) p = (void *)lh_parse(
+        &longhaul__sandbox__v1__policy__descriptor, sqlite3_column_blob(row, column),
+        (size_t)sqlite3_column_bytes(row, column), (struct lh_parse_limits){0}, err);
+    if (!p)
+        return lh_wrap(err, "a policy in the registry");
+    policy_copy(&s->policy, p);
+    return 0;
+}
+
 static int read_row(void *ctx, sqlite3_stmt *row, struct lh_error *err)
 {
     struct each *e = ctx;
@@ -278,7 +312,8 @@ static int read_row(void *ctx, sqlite3_stmt *row, struct lh_error *err)
     s->init_pid = out.identity.init_pid;
     out.this_boot = !strcmp(db_text(row, at + 9), e->d->boot);
     if ((r = registry_read_limits(&s->limits, row, at + 10, err)) < 0 ||
-        (r = read_rules(s, row, at + 11, err)) < 0 || (r = e->fn(e->ctx, &out, err)) < 0)
+        (r = read_rules(s, row, at + 11, err)) < 0 || (r = read_policy(s, row, at + 12, err)) < 0 ||
+        (r = e->fn(e->ctx, &out, err)) < 0)
         sandbox_unref(e->d, s);
     return r;
 }
@@ -292,6 +327,7 @@ int registry_each(struct daemon *d, registry_row_fn *fn, void *ctx, struct lh_er
         "SELECT id, name, image, image_id, image_path, snapshot, task, owner, top_layer,"
         " state, cause, attempt,"
         " created_ms, ttl_at_ms, transient, network, init_pid, start_ticks, boot, limits,"
-        " rules FROM sandboxes LEFT JOIN network_rules ON sandbox=id ORDER BY id",
+        " rules, policy FROM sandboxes LEFT JOIN network_rules n ON n.sandbox=id"
+        " LEFT JOIN policies p ON p.sandbox=id ORDER BY id",
         "");
 }

@@ -7,7 +7,7 @@
 
 LH_LOG_COMPONENT("agentenvd");
 
-enum { EXECS_END_MS = 30000, GC_EVERY_MS = 60000, GC_GRACE_MS = 600000 };
+enum { EXECS_END_MS = 30000 };
 
 int sandbox_end_box(struct daemon *d, struct sandbox *s, struct lh_error *err)
 {
@@ -78,101 +78,8 @@ int daemon_remove(struct daemon *d, const char *id, uint32_t attempt, struct lh_
     return remove_held(d, id, attempt, lh_now_ms() + WAIT_DEFAULT_MS, 0, err);
 }
 
-/* Id of one whose time is up, or "" and when the next one's will be. */
-static void find_expired(struct daemon *d, char id[LH_ID_SIZE], int64_t *next_ms)
+int daemon_expire(struct daemon *d, const char *id, struct lh_error *err)
 {
-    int64_t now = lh_now_ms();
-
-    id[0] = 0;
-    for (size_t i = 0; i < BUCKETS; i++)
-        for (struct sandbox *s = d->buckets[i]; s; s = s->next) {
-            if (s->ttl_at_ms <= now && !s->ending)
-                memcpy(id, s->id, LH_ID_SIZE);
-            else if (s->ttl_at_ms < *next_ms && !s->ending)
-                *next_ms = s->ttl_at_ms;
-        }
-}
-
-static void expire(struct daemon *d, const char *id)
-{
-    struct lh_error err = {0};
-    int r = remove_held(d, id, ANY_ATTEMPT, lh_now_ms() + WAIT_DEFAULT_MS,
-                        LONGHAUL__SANDBOX__V1__DEATH_CAUSE__DEATH_TTL, &err);
-
-    if (r < 0 && r != LH_NOT_FOUND)
-        lh_warn("time to live is over, removal failed", "sandbox=%s why=%s", id, err.message);
-    else
-        lh_info("time to live is over", "sandbox=%s", id);
-}
-
-static void collect(struct daemon *d)
-{
-    struct gc_result done = {0};
-    struct lh_error err = {0};
-
-    if (checkpoints_flush(d, &err) < 0)
-        lh_warn("checkpoints not flushed", "why=%s", err.message);
-    if (snapshot_gc(d, GC_GRACE_MS, &done, &err) < 0)
-        lh_warn("gc failed", "why=%s", err.message);
-    else if (done.snapshots || done.layers)
-        lh_info("gc", "snapshots=%u layers=%u bytes=%llu", done.snapshots, done.layers,
-                (unsigned long long)done.bytes);
-}
-
-static void *janitor_main(void *arg)
-{
-    struct daemon *d = arg;
-    int64_t gc_at_ms = lh_now_ms() + GC_EVERY_MS;
-
-    pthread_mutex_lock(&d->lock);
-    while (!d->stopping) {
-        char id[LH_ID_SIZE];
-        int64_t next_ms = gc_at_ms;
-        find_expired(d, id, &next_ms);
-        struct timespec until = {next_ms / 1000, next_ms % 1000 * 1000000};
-        bool gc_due = !id[0] && lh_now_ms() >= gc_at_ms;
-        if (!id[0] && !gc_due) {
-            pthread_cond_timedwait(&d->janitor_wake, &d->lock, &until);
-            continue;
-        }
-        pthread_mutex_unlock(&d->lock);
-        if (gc_due) {
-            collect(d);
-            gc_at_ms = lh_now_ms() + GC_EVERY_MS;
-        } else {
-            expire(d, id);
-        }
-        pthread_mutex_lock(&d->lock);
-    }
-    pthread_mutex_unlock(&d->lock);
-    return NULL;
-}
-
-int janitor_start(struct daemon *d, struct lh_error *err)
-{
-    int e = pthread_create(&d->janitor, NULL, janitor_main, d);
-
-    if (e)
-        return lh_fail_errno(err, e, "starting the janitor");
-    d->janitor_runs = true;
-    return 0;
-}
-
-void janitor_wake(struct daemon *d)
-{
-    LH_LOCKED(&d->lock);
-
-    pthread_cond_signal(&d->janitor_wake);
-}
-
-void janitor_stop(struct daemon *d)
-{
-    if (!d->janitor_runs)
-        return;
-    pthread_mutex_lock(&d->lock);
-    d->stopping = true;
-    pthread_cond_signal(&d->janitor_wake);
-    pthread_mutex_unlock(&d->lock);
-    pthread_join(d->janitor, NULL);
-    d->janitor_runs = false;
+    return remove_held(d, id, ANY_ATTEMPT, lh_now_ms() + WAIT_DEFAULT_MS,
+                       LONGHAUL__SANDBOX__V1__DEATH_CAUSE__DEATH_TTL, err);
 }

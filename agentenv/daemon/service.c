@@ -126,7 +126,7 @@ static int service_remove(void *ctx, struct rpc_call *call, const ProtobufCMessa
 }
 
 /* Freeze and thaw are one operation with two directions; asking for the state it has is fine. */
-static int set_frozen(struct daemon *d, const V1(SandboxAttempt) * req, bool frozen,
+int daemon_set_frozen(struct daemon *d, const V1(SandboxAttempt) * req, bool frozen,
                       int64_t deadline_ms, struct lh_error *err)
 {
     int to = frozen ? SB_FROZEN : SB_RUNNING;
@@ -151,7 +151,7 @@ static int service_freeze(void *ctx, struct rpc_call *call, const ProtobufCMessa
                           ProtobufCMessage **reply, struct lh_error *err)
 {
     const V1(SandboxAttempt) *req = (const void *)request;
-    int r = set_frozen(ctx, req, true, call_deadline_ms(call), err);
+    int r = daemon_set_frozen(ctx, req, true, call_deadline_ms(call), err);
 
     return r < 0 ? r : reply_sandbox(ctx, req->id, reply, err);
 }
@@ -160,7 +160,7 @@ static int service_thaw(void *ctx, struct rpc_call *call, const ProtobufCMessage
                         ProtobufCMessage **reply, struct lh_error *err)
 {
     const V1(SandboxAttempt) *req = (const void *)request;
-    int r = set_frozen(ctx, req, false, call_deadline_ms(call), err);
+    int r = daemon_set_frozen(ctx, req, false, call_deadline_ms(call), err);
 
     return r < 0 ? r : reply_sandbox(ctx, req->id, reply, err);
 }
@@ -188,6 +188,15 @@ static int service_rollback(void *ctx, struct rpc_call *call, const ProtobufCMes
 {
     const V1(RollbackRequest) *req = (const void *)request;
     int r = daemon_rollback(ctx, req, call_deadline_ms(call), err);
+
+    return r < 0 ? r : reply_sandbox(ctx, req->id, reply, err);
+}
+
+static int service_set_policy(void *ctx, struct rpc_call *call, const ProtobufCMessage *request,
+                              ProtobufCMessage **reply, struct lh_error *err)
+{
+    const V1(SetPolicyRequest) *req = (const void *)request;
+    int r = policy_set(ctx, req, call_deadline_ms(call), err);
 
     return r < 0 ? r : reply_sandbox(ctx, req->id, reply, err);
 }
@@ -342,6 +351,7 @@ struct rpc_server *service_start(struct daemon *d, const struct service_options 
         {"Hibernate", service_hibernate, NULL},
         {"Resume", service_resume, NULL},
         {"Rollback", service_rollback, NULL},
+        {"SetPolicy", service_set_policy, NULL},
         {"Fork", service_fork, NULL},
         {"Verify", h->verify, NULL},
         {"Watch", NULL, service_watch},

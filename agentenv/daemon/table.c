@@ -49,6 +49,8 @@ struct sandbox *sandbox_new(struct lh_error *err)
     pthread_cond_init(&s->changed, &attr);
     pthread_condattr_destroy(&attr);
     longhaul__task__v1__limits__init(&s->limits);
+    policy_copy(&s->policy, NULL);
+    s->used_ms = lh_now_ms();
     s->ttl_at_ms = INT64_MAX;
     s->refs = 1;
     return s;
@@ -227,10 +229,14 @@ int sandbox_begin(struct daemon *d, const char *id, uint32_t attempt, unsigned s
 void sandbox_end(struct daemon *d, struct sandbox *s, enum sandbox_hold hold)
 {
     pthread_mutex_lock(&d->lock);
+    s->used_ms = lh_now_ms();
+    bool idle = s->policy.freeze_after_ms || s->policy.hibernate_after_ms;
     if (hold == HOLD_ALONE)
         s->busy = false;
     else
         --*(hold == HOLD_EXEC ? &s->execs : &s->files);
+    if (idle)
+        pthread_cond_signal(&d->janitor_wake);
     pthread_cond_broadcast(&s->changed);
     pthread_mutex_unlock(&d->lock);
     sandbox_unref(d, s);

@@ -167,6 +167,42 @@ class Lifecycle(HibernateTest):
             self.assertEqual(self.ask(box), 1)
 
 
+class Clock(HibernateTest):
+    """What the daemon does by itself."""
+
+    def wait_for(self, box, state, seconds=15):
+        deadline = time.monotonic() + seconds
+        while self.state(box) != state and time.monotonic() < deadline:
+            time.sleep(0.05)
+        self.assertEqual(self.state(box), state)
+
+    def test_idle_freezes_then_hibernates_and_a_command_wakes(self):
+        box = self.start("--idle-freeze", "0.3s", "--idle-hibernate", "2s")
+        self.wait_for(box, "FROZEN")
+        self.assertEqual(self.ask(box), 1)
+        self.wait_for(box, "HIBERNATED")
+        self.d.kill()
+        self.d.start()
+        self.assertEqual(self.ask(box), 2, "woken after a restart, too")
+        self.wait_for(box, "HIBERNATED")
+
+    def test_the_end_of_its_time_can_be_hibernation(self):
+        boxes = [self.start("--ttl", "2s", "--ttl-hibernate") for _ in range(3)]
+        for box in boxes:
+            self.wait_for(box, "HIBERNATED")
+        self.d.run("resume", boxes[0])
+        self.assertEqual(self.ask(boxes[0]), 1)
+
+    def test_a_pinned_one_stays(self):
+        pinned = self.start("--ttl", "0.2s", "--pin", "--idle-hibernate", "0.2s")
+        away = self.start("--ttl", "1s", "--idle-hibernate", "0.1s")
+        self.wait_for(away, "HIBERNATED")
+        deadline = time.monotonic() + 15
+        while len(self.d.json("ls", "-a")) > 1 and time.monotonic() < deadline:
+            time.sleep(0.05)
+        self.assertEqual([(s["id"], s["state"]) for s in self.d.json("ls", "-a")], [(pinned, "RUNNING")])
+
+
 class Kills(HibernateTest):
     """Whatever is killed in the middle: the sandbox runs on, or its last checkpoint is whole."""
 
