@@ -67,7 +67,7 @@ struct rpc_guard {
     int (*enter)(void *ctx, struct rpc_call *call, const char *method,
                  const ProtobufCMessage *request, struct lh_error *err);
     void (*leave)(void *ctx, struct rpc_call *call, const char *method,
-                  const ProtobufCMessage *request, bool entered, int status);
+                  const ProtobufCMessage *request, bool entered, int status, int64_t took_us);
     void *ctx;
 };
 

@@ -202,11 +202,12 @@ static int run_handler(struct rpc_call *c, ProtobufCMessage **reply, struct lh_e
     snprintf(name, sizeof name, "%s/%s", c->service->descriptor->short_name, c->method->name);
     if (!g->enter || c->service->descriptor == rpc_reflection.descriptor)
         return handle(c, request, reply, err);
+    int64_t started = lh_now_us();
     int r = g->enter(g->ctx, c, name, request, err);
     bool entered = r == 0;
     if (entered)
         r = handle(c, request, reply, err);
-    g->leave(g->ctx, c, name, request, entered, r);
+    g->leave(g->ctx, c, name, request, entered, r, lh_now_us() - started);
     return r;
 }
 

@@ -11,8 +11,9 @@
 
 const char *argp_program_version = "agentenv " LONGHAUL_VERSION;
 
-static const struct cli_verb *const tables[] = {sandbox_verbs,  file_verbs, shell_verbs,
-                                                snapshot_verbs, task_verbs, token_verbs};
+const struct cli_verb *const cli_tables[] = {sandbox_verbs,  file_verbs,   shell_verbs,
+                                             snapshot_verbs, task_verbs,   token_verbs,
+                                             top_verbs,      manual_verbs, NULL};
 
 enum { OPT_SOCKET = 'S', OPT_OUTPUT = 'o' };
 
@@ -138,8 +139,8 @@ static const struct cli_verb *find_verb(int argc, char **argv, int *words)
     const struct cli_verb *best = NULL;
 
     *words = 0;
-    for (size_t t = 0; t < LH_ARRAY_SIZE(tables); t++)
-        for (const struct cli_verb *v = tables[t]; v->name; v++) {
+    for (size_t t = 0; cli_tables[t]; t++)
+        for (const struct cli_verb *v = cli_tables[t]; v->name; v++) {
             int n = verb_words(v, argc, argv);
             if (n > *words) {
                 *words = n;
@@ -161,8 +162,8 @@ static char *list_verbs(int key, const char *text, void *input)
     if (!f)
         return (char *)text;
     fputs("Verbs (agentenv VERB --help says more):\n", f);
-    for (size_t t = 0; t < LH_ARRAY_SIZE(tables); t++)
-        for (const struct cli_verb *v = tables[t]; v->name; v++)
+    for (size_t t = 0; cli_tables[t]; t++)
+        for (const struct cli_verb *v = cli_tables[t]; v->name; v++)
             fprintf(f, "  %-16s %-19s %s\n", v->name, v->args, v->doc);
     fflush(f);
     return out;

@@ -4,7 +4,6 @@
 #include <string.h>
 
 #include "agentenv/cli/verbs.h"
-#include "agentenv/sandbox/box.h"
 #include "proto/id.h"
 #include "proto/parse.h"
 
@@ -314,49 +313,6 @@ static int engines(struct cli *cli, int argc, char **argv, struct lh_error *err)
     return r < 0 ? r : cli_print(cli, rows, columns, err);
 }
 
-static void collect_problem(void *ctx, const char *text)
-{
-    json_array_append_new(ctx, json_pack("{s:s}", "problem", text));
-}
-
-/* What the daemon's self-test found; without a daemon nobody knows, which is no problem. */
-static int criu_problem(struct cli *cli, json_t *rows)
-{
-    V1(Empty) req = LONGHAUL__SANDBOX__V1__EMPTY__INIT;
-    lh_automsg(V1(EnginesReply)) reply = NULL;
-
-    if (cli_call(cli, "Engines", &req.base, &longhaul__sandbox__v1__engines_reply__descriptor,
-                 CALL_MS, (ProtobufCMessage **)&reply, NULL) < 0)
-        return 0;
-    for (size_t i = 0; i < reply->n_problems; i++)
-        collect_problem(rows, reply->problems[i]);
-    return (int)reply->n_problems;
-}
-
-static int doctor(struct cli *cli, int argc, char **argv, struct lh_error *err)
-{
-    static const char *const columns[] = {"problem", NULL};
-    const struct argp argp = {
-        NULL, cli_parse_words,
-        "",   "Checks what sandboxes need of this machine, and says what to do.",
-        NULL, NULL,
-        NULL};
-    struct cli_words w = {0};
-    json_t *rows = json_array();
-
-    cli_parse(&argp, argc, argv, &w);
-    if (!rows)
-        return lh_fail_errno(err, ENOMEM, "doctor");
-    int problems = box_selftest(collect_problem, rows) + criu_problem(cli, rows);
-    if (problems == 0 && !cli->json) {
-        puts("This machine has what sandboxes need.");
-        json_decref(rows);
-        return 0;
-    }
-    int r = cli_print(cli, rows, columns, err);
-    return r < 0 ? r : problems ? CLI_FAILED : 0;
-}
-
 const struct cli_verb sandbox_verbs[] = {
     {"start", "IMAGE|SNAPSHOT", "start a sandbox, print its id", start_verb},
     {"resume", "ID|SNAPSHOT", "a hibernated sandbox; or a new one where a snapshot was taken",
@@ -370,6 +326,6 @@ const struct cli_verb sandbox_verbs[] = {
     {"rm", "ID...", "remove sandboxes", rm},
     {"watch", "", "print changes of state as they happen", watch},
     {"engines", "", "what snapshots can be made of", engines},
-    {"doctor", "", "check this machine", doctor},
+    {"doctor", "", "what this machine offers, and what it lacks", doctor_verb},
     {0},
 };

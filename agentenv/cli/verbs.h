@@ -13,12 +13,15 @@ enum { CALL_MS = 90000 };
 #define CURRENT_ATTEMPT UINT32_MAX
 
 extern const struct cli_verb sandbox_verbs[], file_verbs[], shell_verbs[], snapshot_verbs[],
-    token_verbs[];
+    token_verbs[], top_verbs[], manual_verbs[];
+/* All tables of the program, ended by NULL. */
+extern const struct cli_verb *const cli_tables[];
 
 /* Verbs with a row in another file's table. */
 int start_verb(struct cli *cli, int argc, char **argv, struct lh_error *err);
 int resume_verb(struct cli *cli, int argc, char **argv, struct lh_error *err);
 int resume_sandbox(struct cli *cli, int argc, char **argv, struct lh_error *err);
+int doctor_verb(struct cli *cli, int argc, char **argv, struct lh_error *err);
 int ls_verb(struct cli *cli, int argc, char **argv, struct lh_error *err);
 
 enum { CLI_OPT_OWNER = 512, CLI_OPT_ENGINE, CLI_OPT_ALL = 'a' };

@@ -5,6 +5,7 @@
 
 #include "agentenv/daemon/audit_log.h"
 #include "agentenv/daemon/internal.h"
+#include "agentenv/daemon/metrics.h"
 #include "agentenv/daemon/token.h"
 
 #define SCOPE(name) LONGHAUL__SANDBOX__V1__SCOPE__SCOPE_##name
@@ -231,10 +232,12 @@ static int enter(void *ctx, struct rpc_call *call, const char *method,
 }
 
 static void leave(void *ctx, struct rpc_call *call, const char *method,
-                  const ProtobufCMessage *request, bool entered, int status)
+                  const ProtobufCMessage *request, bool entered, int status, int64_t took_us)
 {
     struct access *a = ctx;
     struct token t = {.name = ""};
+
+    metrics_call(a->d->metrics, method, status, took_us);
     uint32_t n = makes(method, request);
 
     if (!rpc_is_local(call) && token_find(a->d->db, rpc_bearer(call), &t, NULL) == 0 && entered &&

@@ -27,6 +27,7 @@ enum {
 #define SB_IN(state) (1u << (state))
 #define SB_ANY       (~0u)
 
+enum { DEATH_CAUSES = LONGHAUL__SANDBOX__V1__DEATH_CAUSE__DEATH_ERROR + 1 };
 enum { WAIT_DEFAULT_MS = 60000 }; /* for an operation whose caller gave no deadline */
 
 /* One sandbox that exists, dead ones included.  Strings are set before it enters the table and
@@ -83,6 +84,8 @@ struct daemon {
     char *boot; /* id of this boot of the host */
     struct box_host *host;
     struct gate *gate;
+    struct metrics *metrics; /* NULL before anything is served */
+    atomic_ullong deaths[DEATH_CAUSES];
     const struct daemon_hooks *hooks;
     struct rpc_method methods[64]; /* of the service; lives as long as the server */
 

@@ -9,6 +9,7 @@
 
 #include "agentenv/daemon/access.h"
 #include "agentenv/daemon/core.h"
+#include "agentenv/daemon/metrics.h"
 #include "agentenv/daemon/service.h"
 #include "proto/file.h"
 #include "proto/log.h"
@@ -16,12 +17,12 @@
 
 LH_LOG_COMPONENT("agentenvd");
 
-enum { GRACE_MS = 3000, OPT_REMOVE = 256, OPT_CERT, OPT_KEY, PEM_MAX = 1 << 20 };
+enum { GRACE_MS = 3000, OPT_REMOVE = 256, OPT_CERT, OPT_KEY, OPT_METRICS, PEM_MAX = 1 << 20 };
 
 const char *argp_program_version = "agentenvd " LONGHAUL_VERSION;
 
 struct options {
-    const char *state, *socket, *cgroup, *listen, *tls_cert, *tls_key;
+    const char *state, *socket, *cgroup, *listen, *tls_cert, *tls_key, *metrics;
     bool remove_on_exit;
 };
 
@@ -32,6 +33,8 @@ static const struct argp_option option_table[] = {
     {"listen", 'l', "HOST:PORT", 0, "Serve there too, by TLS, holders of tokens", 0},
     {"tls-cert", OPT_CERT, "FILE", 0, "PEM: certificate chain, for --listen", 0},
     {"tls-key", OPT_KEY, "FILE", 0, "PEM: its private key", 0},
+    {"metrics", OPT_METRICS, "IPV4:PORT", 0, "Serve Prometheus' metrics there by HTTP, to anybody",
+     0},
     {"remove-on-exit", OPT_REMOVE, 0, 0, "Remove every sandbox on SIGTERM; default: they run on",
      0},
     {0},
@@ -59,6 +62,9 @@ static error_t parse_option(int key, char *arg, struct argp_state *state)
         return 0;
     case OPT_KEY:
         o->tls_key = arg;
+        return 0;
+    case OPT_METRICS:
+        o->metrics = arg;
         return 0;
     case OPT_REMOVE:
         o->remove_on_exit = true;
@@ -125,7 +131,8 @@ static int serve(const struct options *o, const char *cgroup, struct box_host *h
     lh_auto(daemon) d = daemon_open(o->state, &task_hooks, host, err);
     if (!d)
         return lh_wrap(err, "starting");
-    lh_auto(access) access = access_create(d, err);
+    lh_auto(metrics) metrics = metrics_create(d, o->metrics, err);
+    lh_auto(access) access = metrics ? access_create(d, err) : NULL;
     if (!access)
         return lh_wrap(err, "starting");
     struct rpc_server *server = start_server(d, o, access, err);

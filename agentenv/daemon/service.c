@@ -5,6 +5,7 @@
 
 #include "agentenv/daemon/access.h"
 #include "agentenv/daemon/internal.h"
+#include "agentenv/daemon/metrics.h"
 #include "agentenv/snapshot/snapshot.h"
 #include "longhaul/task/v1/service.pb-c.h"
 #include "proto/clock.h"
@@ -377,6 +378,7 @@ struct rpc_server *service_start(struct daemon *d, const struct service_options 
         {"Gc", service_gc, NULL},
         {"Audit", service_audit, NULL},
         {"Engines", service_engines, NULL},
+        {"Metrics", service_metrics, NULL},
         {0},
     };
     memcpy(d->methods, sandboxes, sizeof sandboxes);

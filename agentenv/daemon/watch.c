@@ -8,6 +8,8 @@ enum { POLL_MS = 200 }; /* how soon a watcher that went away is noticed */
 
 void watch_publish(struct daemon *d, const struct sandbox *s, int from, int to, int cause)
 {
+    if (to == SB_DEAD && cause > 0 && cause < DEATH_CAUSES)
+        d->deaths[cause]++;
     for (struct watcher *w = d->watchers; w; w = w->next) {
         if (w->count == WATCH_BACKLOG) {
             w->overrun = true;

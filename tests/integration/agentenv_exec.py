@@ -67,6 +67,7 @@ class Talk(ExecTest):
 
     def test_signal(self):
         events = self.exec("s", "trap 'echo hup; exit 3' HUP; echo ready; while :; do sleep 0.05; done")
+        self.assertTrue(next(events).HasField("joined"))
         self.assertEqual(next(events).out, b"ready\n")
         self.tell("s", signal=signal.SIGHUP)
         out, _, end = self.rest(events)

@@ -1,0 +1,289 @@
+#include "agentenv/daemon/metrics.h"
+
+#include <arpa/inet.h>
+#include <dirent.h>
+#include <errno.h>
+#include <inttypes.h>
+#include <microhttpd.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "agentenv/daemon/internal.h"
+#include "agentenv/network/gate.h"
+#include "proto/file.h"
+#include "proto/log.h"
+
+LH_LOG_COMPONENT("metrics");
+
+enum { METHODS = 96, STATUSES = 17, CONNECTIONS = 16, HTTP_TIMEOUT_S = 10 };
+
+struct calls {
+    char method[96];
+    uint64_t by_status[STATUSES];
+    uint64_t took_us;
+};
+
+struct metrics {
+    struct daemon *d;
+    struct MHD_Daemon *http;
+    pthread_mutex_t lock; /* calls */
+    struct calls calls[METHODS];
+    size_t n_calls;
+};
+
+/* ---- counting ---- */
+
+static struct calls *calls_of(struct metrics *m, const char *method)
+{
+    for (size_t i = 0; i < m->n_calls; i++)
+        if (!strcmp(m->calls[i].method, method))
+            return &m->calls[i];
+    if (m->n_calls == METHODS)
+        return NULL;
+    snprintf(m->calls[m->n_calls].method, sizeof m->calls->method, "%s", method);
+    return &m->calls[m->n_calls++];
+}
+
+void metrics_call(struct metrics *m, const char *method, int status, int64_t took_us)
+{
+    LH_LOCKED(&m->lock);
+    struct calls *c = calls_of(m, method);
+    unsigned code = status <= 0 ? (unsigned)-status : 0;
+
+    if (!c)
+        return;
+    c->by_status[code < STATUSES ? code : (unsigned)-LH_UNKNOWN]++;
+    c->took_us += (uint64_t)took_us;
+}
+
+/* ---- the table ---- */
+
+static void write_calls(struct metrics *m, FILE *f, const char *name)
+{
+    LH_LOCKED(&m->lock);
+    for (size_t i = 0; i < m->n_calls; i++)
+        for (int s = 0; s < STATUSES; s++)
+            if (m->calls[i].by_status[s])
+                fprintf(f, "%s{method=\"%s\",code=\"%s\"} %" PRIu64 "\n", name, m->calls[i].method,
+                        lh_status_name(-s), m->calls[i].by_status[s]);
+}
+
+static void write_seconds(struct metrics *m, FILE *f, const char *name)
+{
+    LH_LOCKED(&m->lock);
+    for (size_t i = 0; i < m->n_calls; i++)
+        fprintf(f, "%s{method=\"%s\"} %.6f\n", name, m->calls[i].method,
+                (double)m->calls[i].took_us / 1e6);
+}
+
+static void write_states(struct metrics *m, FILE *f, const char *name)
+{
+    unsigned n[SB_DELETED + 1] = {0};
+
+    pthread_mutex_lock(&m->d->lock);
+    for (size_t i = 0; i < BUCKETS; i++)
+        for (const struct sandbox *s = m->d->buckets[i]; s; s = s->next)
+            n[s->state]++;
+    pthread_mutex_unlock(&m->d->lock);
+    for (int s = SB_CREATING; s < SB_DELETED; s++)
+        fprintf(f, "%s{state=\"%s\"} %u\n", name, sandbox_state_name(s), n[s]);
+}
+
+static void write_deaths(struct metrics *m, FILE *f, const char *name)
+{
+    static const char *const causes[DEATH_CAUSES] = {
+        "unspecified", "exited", "oom", "killed", "ttl", "host_restart", "error"};
+
+    for (int i = 1; i < DEATH_CAUSES; i++)
+        fprintf(f, "%s{cause=\"%s\"} %llu\n", name, causes[i], (unsigned long long)m->d->deaths[i]);
+}
+
+static void write_rows(struct metrics *m, FILE *f, const char *name, const char *sql)
+{
+    int64_t n = 0;
+
+    if (db_int(m->d->db, NULL, &n, sql, "") == 0)
+        fprintf(f, "%s %lld\n", name, (long long)n);
+}
+
+static void write_snapshots(struct metrics *m, FILE *f, const char *name)
+{
+    write_rows(m, f, name, "SELECT count(*) FROM snapshots WHERE ready=1");
+}
+
+static void write_layers(struct metrics *m, FILE *f, const char *name)
+{
+    write_rows(m, f, name, "SELECT count(*) FROM layers");
+}
+
+static void write_layer_bytes(struct metrics *m, FILE *f, const char *name)
+{
+    write_rows(m, f, name, "SELECT coalesce(sum(bytes), 0) FROM layers");
+}
+
+static void write_connections(struct metrics *m, FILE *f, const char *name)
+{
+    struct gate_counts c = gate_counts(m->d->gate);
+
+    fprintf(f, "%s{result=\"accepted\"} %llu\n%s{result=\"refused\"} %llu\n", name,
+            (unsigned long long)c.accepted, name, (unsigned long long)c.refused);
+}
+
+static void write_gate_bytes(struct metrics *m, FILE *f, const char *name)
+{
+    struct gate_counts c = gate_counts(m->d->gate);
+
+    fprintf(f, "%s{direction=\"out\"} %llu\n%s{direction=\"in\"} %llu\n", name,
+            (unsigned long long)c.bytes_out, name, (unsigned long long)c.bytes_in);
+}
+
+static void write_memory(struct metrics *m, FILE *f, const char *name)
+{
+    lh_autofclose FILE *statm = fopen("/proc/self/statm", "re");
+    unsigned long pages;
+
+    (void)m;
+    if (statm && fscanf(statm, "%*u %lu", &pages) == 1)
+        fprintf(f, "%s %lu\n", name, pages * (unsigned long)sysconf(_SC_PAGESIZE));
+}
+
+static void write_descriptors(struct metrics *m, FILE *f, const char *name)
+{
+    lh_autoclosedir DIR *dir = opendir("/proc/self/fd");
+    int n = -3; /* "." and ".." and this one */
+
+    (void)m;
+    while (dir && readdir(dir))
+        n++;
+    fprintf(f, "%s %d\n", name, n);
+}
+
+static const struct family {
+    const char *name, *type, *help;
+    void (*write)(struct metrics *m, FILE *f, const char *name);
+} families[] = {
+    {"agentenv_calls_total", "counter", "Calls that have ended", write_calls},
+    {"agentenv_call_seconds_total", "counter", "Time that calls took", write_seconds},
+    {"agentenv_sandboxes", "gauge", "Sandboxes by state", write_states},
+    {"agentenv_deaths_total", "counter", "Sandboxes that died", write_deaths},
+    {"agentenv_snapshots", "gauge", "Snapshots kept", write_snapshots},
+    {"agentenv_layers", "gauge", "Layers on disk", write_layers},
+    {"agentenv_layer_bytes", "gauge", "Bytes of all layers", write_layer_bytes},
+    {"agentenv_connections_total", "counter", "Connections at the gate", write_connections},
+    {"agentenv_connection_bytes_total", "counter", "Bytes carried", write_gate_bytes},
+    {"process_resident_memory_bytes", "gauge", "Of agentenvd", write_memory},
+    {"process_open_fds", "gauge", "Of agentenvd", write_descriptors},
+};
+
+char *metrics_text(struct metrics *m, struct lh_error *err)
+{
+    char *text = NULL;
+    size_t len;
+    FILE *f = open_memstream(&text, &len);
+
+    if (!f)
+        return lh_fail_errno(err, errno, "metrics"), NULL;
+    for (size_t i = 0; i < LH_ARRAY_SIZE(families); i++) {
+        const struct family *a = &families[i];
+        fprintf(f, "# HELP %s %s\n# TYPE %s %s\n", a->name, a->help, a->name, a->type);
+        a->write(m, f, a->name);
+    }
+    if (fclose(f) != 0)
+        return free(text), lh_fail_errno(err, ENOMEM, "metrics"), NULL;
+    return text;
+}
+
+int service_metrics(void *ctx, struct rpc_call *call, const ProtobufCMessage *request,
+                    ProtobufCMessage **reply, struct lh_error *err)
+{
+    V1(MetricsReply) *out = calloc(1, sizeof *out);
+    struct daemon *d = ctx;
+
+    (void)call;
+    (void)request;
+    if (!out)
+        return lh_fail_errno(err, ENOMEM, "metrics");
+    longhaul__sandbox__v1__metrics_reply__init(out);
+    *reply = &out->base;
+    out->text = metrics_text(d->metrics, err);
+    return out->text ? 0 : err->code;
+}
+
+/* ---- HTTP ---- */
+
+static enum MHD_Result answer(struct MHD_Connection *c, unsigned status, char *text)
+{
+    static char nothing[] = "only GET /metrics\n";
+    struct MHD_Response *r =
+        MHD_create_response_from_buffer(strlen(text ? text : nothing), text ? text : nothing,
+                                        text ? MHD_RESPMEM_MUST_FREE : MHD_RESPMEM_PERSISTENT);
+
+    if (!r)
+        return free(text), MHD_NO;
+    MHD_add_response_header(r, "Content-Type", "text/plain; version=0.0.4");
+    enum MHD_Result sent = MHD_queue_response(c, status, r);
+    MHD_destroy_response(r);
+    return sent;
+}
+
+static enum MHD_Result on_request(void *ctx, struct MHD_Connection *c, const char *url,
+                                  const char *method, const char *version, const char *data,
+                                  size_t *len, void **state)
+{
+    bool ours = !strcmp(url, "/metrics") && !strcmp(method, "GET");
+
+    (void)version;
+    (void)data;
+    (void)len;
+    (void)state;
+    return ours ? answer(c, MHD_HTTP_OK, metrics_text(ctx, NULL))
+                : answer(c, MHD_HTTP_NOT_FOUND, NULL);
+}
+
+static int listen_http(struct metrics *m, const char *address, struct lh_error *err)
+{
+    struct sockaddr_in a = {.sin_family = AF_INET};
+    char host[INET_ADDRSTRLEN];
+    unsigned port;
+    int end = 0;
+
+    if (sscanf(address, "%15[0-9.]:%u%n", host, &port, &end) != 2 || address[end] ||
+        port > UINT16_MAX || inet_pton(AF_INET, host, &a.sin_addr) != 1)
+        return lh_fail(err, LH_INVALID_ARGUMENT, "--metrics \"%s\" is not IPV4:PORT", address);
+    a.sin_port = htons((uint16_t)port);
+    m->http = MHD_start_daemon(
+        MHD_USE_INTERNAL_POLLING_THREAD | MHD_USE_AUTO, (uint16_t)port, NULL, NULL, on_request, m,
+        MHD_OPTION_SOCK_ADDR, &a, MHD_OPTION_CONNECTION_LIMIT, (unsigned)CONNECTIONS,
+        MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)HTTP_TIMEOUT_S, MHD_OPTION_END);
+    if (!m->http)
+        return lh_fail_errno(err, errno, "serving metrics at %s", address);
+    const union MHD_DaemonInfo *info = MHD_get_daemon_info(m->http, MHD_DAEMON_INFO_BIND_PORT);
+    lh_info("serving metrics", "address=%s port=%u", host, info ? info->port : port);
+    return 0;
+}
+
+struct metrics *metrics_create(struct daemon *d, const char *address, struct lh_error *err)
+{
+    struct metrics *m = calloc(1, sizeof *m);
+
+    if (!m)
+        return lh_fail_errno(err, ENOMEM, "metrics"), NULL;
+    m->d = d;
+    d->metrics = m;
+    pthread_mutex_init(&m->lock, NULL);
+    if (!address || listen_http(m, address, err) == 0)
+        return m;
+    metrics_destroy(m);
+    return NULL;
+}
+
+void metrics_destroy(struct metrics *m)
+{
+    if (!m)
+        return;
+    if (m->http)
+        MHD_stop_daemon(m->http);
+    pthread_mutex_destroy(&m->lock);
+    free(m);
+}
