@@ -1,6 +1,8 @@
 /* The policy on a GPU: prefill, decode and a training step of the 474 M parameter model of
  * docs/PERFORMANCE.md, beside the floors: a large matrix product and the bytes of the weights.
- * Weights are noise of the right size; their values change no time. */
+ * Weights are noise of the right size; their values change no time.
+ *
+ * `bench-policy-cuda [BACKEND [prefill | decode | train]]` */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -181,13 +183,45 @@ static double training_rate(struct bench *b, int tokens, int rounds, const int32
     return (double)tokens * rounds / seconds(from);
 }
 
-static int run(const char *backend)
+static void measure_prefill(struct bench *b, const int32_t *ids, double active, double bytes)
+{
+    double rate = forward_rate(b, 1, T, T, 2, ids);
+
+    bench_row("prefill of 8192", rate, 0, 0, "tokens/s");
+    bench_row("  of matrix products", 2e-12 * active * rate, 0, 0, "Tflop/s");
+    (void)bytes;
+}
+
+static void measure_decode(struct bench *b, const int32_t *ids, double active, double bytes)
+{
+    double rate = forward_rate(b, BATCH, 1, CONTEXT, 20, ids);
+
+    bench_row("decode, batch 64, context 1024", rate, 0, 0, "tokens/s");
+    bench_row("  weights read at", 1e-12 * rate / BATCH * bytes, 0, 0, "TB/s");
+    (void)active;
+}
+
+static void measure_training(struct bench *b, const int32_t *ids, double active, double bytes)
+{
+    double rate = training_rate(b, T, 2, ids);
+
+    bench_row("training, a sequence of 8192", rate, 0, 0, "tokens/s");
+    bench_row("  of matrix products", 6e-12 * active * rate, 0, 0, "Tflop/s");
+    (void)bytes;
+}
+
+static const struct measurement {
+    const char *name;
+    void (*run)(struct bench *b, const int32_t *ids, double active, double bytes);
+} measurements[] = {
+    {"prefill", measure_prefill}, {"decode", measure_decode}, {"train", measure_training}};
+
+static int run(const char *backend, const char *only)
 {
     struct bench b = {.m = policy_model_parse(config, sizeof config - 1, "bench", &b.err)};
     lh_autofree float *w = NULL;
     lh_autofree int32_t *ids = calloc(T, sizeof *ids);
     size_t floats, active;
-    double rate;
 
     if (!b.m || policy_model_use(b.m, backend, &b.err)) {
         fprintf(stderr, "bench_policy_cuda: %s\n", b.err.message);
@@ -203,17 +237,10 @@ static int run(const char *backend)
     for (int i = 0; i < T; i++)
         ids[i] = i * 37 % b.m->config.vocab;
     printf("== %s: %zu M parameters, %zu M active\n", backend, floats / 1000000, active / 1000000);
-    rate = forward_rate(&b, 1, T, T, 2, ids);
-    bench_row("prefill of 8192", rate, 0, 0, "tokens/s");
-    bench_row("  of matrix products", 2e-12 * (double)active * rate, 0, 0, "Tflop/s");
-    rate = forward_rate(&b, BATCH, 1, CONTEXT, 20, ids);
-    bench_row("decode, batch 64, context 1024", rate, 0, 0, "tokens/s");
-    bench_row("  weights read at",
-              1e-12 * rate / BATCH * (double)floats * (double)policy_number_bytes(b.m), 0, 0,
-              "TB/s");
-    rate = training_rate(&b, T, 2, ids);
-    bench_row("training, a sequence of 8192", rate, 0, 0, "tokens/s");
-    bench_row("  of matrix products", 6e-12 * (double)active * rate, 0, 0, "Tflop/s");
+    for (size_t i = 0; i < LH_ARRAY_SIZE(measurements); i++)
+        if (!only || !strcmp(only, measurements[i].name))
+            measurements[i].run(&b, ids, (double)active,
+                                (double)(floats * policy_number_bytes(b.m)));
     if (b.err.code)
         fprintf(stderr, "bench_policy_cuda: %s\n", b.err.message);
     policy_free(b.m, b.weights);
@@ -223,7 +250,7 @@ static int run(const char *backend)
 
 int main(int argc, char **argv)
 {
-    int rc = run(argc > 1 ? argv[1] : "cuda-bf16");
+    int rc = run(argc > 1 ? argv[1] : "cuda-bf16", argc > 2 ? argv[2] : NULL);
 
-    return rc || argc > 1 ? rc : run("cuda");
+    return rc || argc > 1 ? rc : run("cuda", NULL);
 }

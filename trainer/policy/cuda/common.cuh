@@ -18,12 +18,17 @@
 struct cuda_state {
     cudaStream_t stream;
     cublasLtHandle_t lt;
-    void *workspace;    /* of cuBLASLt */
+    void *workspace;    /* of whichever product or sum is next in the stream */
     const char *failed; /* what failed first; NULL = nothing */
     int status;         /* of it, a cublasStatus_t */
 };
 
-enum { CUDA_WORKSPACE = 32 << 20, WARP = 32 };
+enum {
+    CUDA_WORKSPACE = 32 << 20,
+    CUDA_CHUNKS = 64, /* of rows, for sums over them */
+    CUDA_SPLITS = 8,  /* of the queries that a tile of keys goes over in backward */
+    WARP = 32,
+};
 
 extern struct cuda_state policy_cuda;
 
@@ -113,5 +118,8 @@ POLICY_OPS(POLICY_CUDA_PROTOTYPE)
 size_t R(cuda_work)(const struct kda_shape *k, const struct mla_shape *a, int m);
 }
 #undef POLICY_CUDA_PROTOTYPE
+
+/* to[c] += sum of part[i][c] over CUDA_CHUNKS, in order. */
+void R(cuda_add_parts)(int n, const float *part, wide *to);
 
 #endif

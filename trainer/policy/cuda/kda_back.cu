@@ -39,6 +39,7 @@ template <int DIM> static __device__ void write_gradient(struct reverse<DIM> *x)
 
         for (int r = t; r < CHUNK; r++)
             sum = fmaf(x->c.B[r][t], x->dO[r][j], sum);
+#pragma unroll 8
         for (int i = 0; i < DIM; i++)
             sum = fmaf(x->c.G[t][i], x->dS[i][j], sum);
         x->dD[t][j] = sum;
@@ -66,12 +67,21 @@ static __device__ void substitute_back(const float A[CHUNK][CHUNK + 1], const fl
 
 template <int DIM> static __device__ void move_gradient(struct reverse<DIM> *x)
 {
-    for (int y = threadIdx.x; y < DIM * COLUMNS; y += KDA_BLOCK) {
-        int i = y / COLUMNS, j = y % COLUMNS;
+    int j = threadIdx.x % COLUMNS;
+    float o[CHUNK], d[CHUNK];
+
+#pragma unroll
+    for (int t = 0; t < CHUNK; t++) {
+        o[t] = x->dO[t][j];
+        d[t] = x->dD[t][j];
+    }
+#pragma unroll 4
+    for (int i = threadIdx.x / COLUMNS; i < DIM; i += KDA_BLOCK / COLUMNS) {
         float sum = x->c.decay[i] * x->dS[i][j];
 
+#pragma unroll
         for (int t = 0; t < CHUNK; t++)
-            sum += x->c.q[t][i] * x->dO[t][j] - x->c.k[t][i] * x->dD[t][j];
+            sum += x->c.q[t][i] * o[t] - x->c.k[t][i] * d[t];
         x->dS[i][j] = sum;
     }
     __syncthreads();
@@ -377,7 +387,8 @@ void R(cuda_back_kda_scan)(const struct kda_shape *s, int m, const struct R(kda_
 size_t R(cuda_work)(const struct kda_shape *k, const struct mla_shape *a, int m)
 {
     size_t states = (size_t)(m + CHUNK - 1) / CHUNK * k->heads * k->dim * k->dim;
-    size_t queries = (size_t)m * a->heads;
+    /* delta of each query; for bf16 the parts of dc behind them */
+    size_t attend = (size_t)m * a->heads + CUDA_SPLITS * (size_t)m * (a->lora + a->rope);
 
-    return states > queries ? states : queries;
+    return states > attend ? states : attend;
 }

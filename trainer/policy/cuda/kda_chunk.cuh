@@ -33,8 +33,9 @@ static __device__ void chunk_load(struct chunk<DIM> *c, const struct kda_shape &
 {
     int width = s.heads * DIM;
 
-    for (int x = threadIdx.x; x < CHUNK * DIM; x += KDA_BLOCK) {
-        int t = x / DIM, i = x % DIM;
+#pragma unroll
+    for (int y = 0; y < CHUNK * DIM / KDA_BLOCK; y++) { /* all loads in flight at once */
+        int x = threadIdx.x + y * KDA_BLOCK, t = x / DIM, i = x % DIM;
         size_t row = first + t;
 
         c->q[t][i] = t < n ? load(r.qkv + row * 3 * width + h * DIM + i) : 0.0f;
@@ -83,8 +84,9 @@ template <int DIM> static __device__ void chunk_pairs(struct chunk<DIM> *c)
 /* q, k, G become Qt, Kt, Kh. */
 template <int DIM> static __device__ void chunk_decay(struct chunk<DIM> *c)
 {
-    for (int x = threadIdx.x; x < CHUNK * DIM; x += KDA_BLOCK) {
-        int t = x / DIM, i = x % DIM;
+#pragma unroll
+    for (int y = 0; y < CHUNK * DIM / KDA_BLOCK; y++) {
+        int x = threadIdx.x + y * KDA_BLOCK, t = x / DIM, i = x % DIM;
         float e = expf(c->G[t][i]), k = c->k[t][i];
 
         c->q[t][i] *= e;

@@ -202,29 +202,31 @@ static __global__ void back_kda_inputs(struct kda_shape s, const real *a_log, co
         store(db + (size_t)t * lddb + h, grad.beta[beta] * r.beta[beta] * (1 - r.beta[beta]));
 }
 
-/* dA_log[h] += sum g dg; ddt_bias[c] += sum dz: a block a head, a thread a channel, rows in order.
- */
+/* Parts of dA_log[h] = sum g dg and ddt_bias[c] = sum dz: a block a head and a chunk of rows, a
+ * thread a channel. */
 static __global__ void back_decay(struct kda_shape s, int m, const real *a_log, const real *dt_bias,
-                                  struct R(kda_rows) r, struct R(kda_rows) grad, wide *da_log,
-                                  wide *ddt_bias)
+                                  struct R(kda_rows) r, struct R(kda_rows) grad, float *da_log,
+                                  float *ddt_bias)
 {
     int h = blockIdx.x, d = s.dim, width = s.heads * d;
+    int rows = (m + CUDA_CHUNKS - 1) / CUDA_CHUNKS, from = blockIdx.y * rows;
+    int to = min(from + rows, m);
     float a = -expf(load(a_log + h)), da = 0;
 
     for (int i = threadIdx.x; i < d; i += blockDim.x) {
         float dz = 0;
 
-        for (int t = 0; t < m; t++) {
+        for (int t = from; t < to; t++) {
             size_t at = (size_t)t * width + h * d + i;
 
             da += r.g[at] * grad.g[at];
             dz += a * grad.g[at] * sigmoid(load(r.z + at) + load(dt_bias + h * d + i));
         }
-        ddt_bias[h * d + i] += dz;
+        ddt_bias[(size_t)blockIdx.y * width + h * d + i] = dz;
     }
     da = block_sum(da);
     if (threadIdx.x == 0)
-        da_log[h] += da;
+        da_log[blockIdx.y * s.heads + h] = da;
 }
 
 void R(cuda_conv_taps)(int c, int kernel, const real *w, real *taps)
@@ -269,8 +271,13 @@ void R(cuda_back_kda_inputs)(const struct kda_shape *s, int m, const real *a_log
                              const struct R(kda_rows) * d, real *db, int lddb, wide *da_log,
                              wide *ddt_bias)
 {
+    dim3 grid(s->heads, CUDA_CHUNKS);
+    float *da = (float *)policy_cuda.workspace;
+
     back_kda_inputs<<<m * s->heads, head_block(s->dim), 0, policy_cuda.stream>>>(*s, a_log, dt_bias,
                                                                                  *r, *d, db, lddb);
-    back_decay<<<s->heads, head_block(s->dim), 0, policy_cuda.stream>>>(*s, m, a_log, dt_bias, *r,
-                                                                        *d, da_log, ddt_bias);
+    back_decay<<<grid, head_block(s->dim), 0, policy_cuda.stream>>>(
+        *s, m, a_log, dt_bias, *r, *d, da, da + CUDA_CHUNKS * s->heads);
+    R(cuda_add_parts)(s->heads, da, da_log);
+    R(cuda_add_parts)(s->heads * s->dim, da + CUDA_CHUNKS * s->heads, ddt_bias);
 }

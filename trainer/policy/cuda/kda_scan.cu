@@ -33,6 +33,7 @@ template <int DIM> static __device__ void read_state(struct scan<DIM> *x, float 
     float u[2] = {};
 
     out[0] = out[1] = 0;
+#pragma unroll 8
     for (int i = 0; i < DIM; i++)
         for (int k = 0; k < 2; k++) {
             u[k] = fmaf(x->c.k[t + 8 * k][i], x->S[i][j], u[k]);
@@ -65,12 +66,19 @@ template <int DIM> static __device__ void substitute(struct scan<DIM> *x)
 
 template <int DIM> static __device__ void move_state(struct scan<DIM> *x)
 {
-    for (int y = threadIdx.x; y < DIM * COLUMNS; y += KDA_BLOCK) {
-        int i = y / COLUMNS, j = y % COLUMNS;
+    int j = threadIdx.x % COLUMNS;
+    float d[CHUNK];
+
+#pragma unroll
+    for (int t = 0; t < CHUNK; t++)
+        d[t] = x->U[t][j];
+#pragma unroll 4
+    for (int i = threadIdx.x / COLUMNS; i < DIM; i += KDA_BLOCK / COLUMNS) {
         float sum = x->c.decay[i] * x->S[i][j];
 
+#pragma unroll
         for (int t = 0; t < CHUNK; t++)
-            sum = fmaf(x->c.G[t][i], x->U[t][j], sum);
+            sum = fmaf(x->c.G[t][i], d[t], sum);
         x->S[i][j] = sum;
     }
     __syncthreads();

@@ -33,6 +33,7 @@ static __global__ void mla_store(struct mla_shape s, struct R(batch) b, struct m
         store(to + i, i < s.lora ? load(from + i) * square * load(w + i) : load(from + i));
 }
 
+#ifndef POLICY_BF16 /* mla_mma.cu */
 /* Grid: tiles of queries, sequences.  Query j of a sequence: head j % heads of its token j / heads.
  */
 static __global__ void __launch_bounds__(MLA_THREADS)
@@ -88,15 +89,6 @@ static __global__ void __launch_bounds__(MLA_THREADS)
         lse[row + mine] = top + logf(sum);
 }
 
-void R(cuda_mla_store)(const struct mla_shape *s, const struct R(batch) * b,
-                       const struct mla_layout *l, wide eps, const real *w, const real *kv,
-                       int ldkv)
-{
-    dim3 grid(b->longest, b->n_seqs);
-
-    mla_store<<<grid, STORE_BLOCK, 0, policy_cuda.stream>>>(*s, *b, *l, eps, w, kv, ldkv);
-}
-
 void R(cuda_mla_attend)(const struct mla_shape *s, const struct R(batch) * b,
                         const struct mla_layout *l, const real *q, real *o, wide *lse)
 {
@@ -105,4 +97,14 @@ void R(cuda_mla_attend)(const struct mla_shape *s, const struct R(batch) * b,
 
     cudaFuncSetAttribute(mla_attend, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared);
     mla_attend<<<grid, MLA_THREADS, shared, policy_cuda.stream>>>(*s, *b, *l, q, o, lse);
+}
+#endif
+
+void R(cuda_mla_store)(const struct mla_shape *s, const struct R(batch) * b,
+                       const struct mla_layout *l, wide eps, const real *w, const real *kv,
+                       int ldkv)
+{
+    dim3 grid(b->longest, b->n_seqs);
+
+    mla_store<<<grid, STORE_BLOCK, 0, policy_cuda.stream>>>(*s, *b, *l, eps, w, kv, ldkv);
 }

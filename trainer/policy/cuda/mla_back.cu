@@ -9,6 +9,7 @@
  */
 #include "trainer/policy/cuda/mla_tile.cuh"
 
+#ifndef POLICY_BF16 /* mla_mma_back.cu */
 /* delta[query] = o . do; a warp a query. */
 static __global__ void query_delta(size_t queries, int lora, const real *o, const real *do_,
                                    wide *delta)
@@ -130,3 +131,4 @@ void R(cuda_back_mla_attend)(const struct mla_shape *s, int m, const real *c, co
     back_keys<<<blocks(m, TILE), MLA_THREADS, for_keys, policy_cuda.stream>>>(*s, m, c, q, lse,
                                                                               work, do_, dc);
 }
+#endif

@@ -6,8 +6,9 @@
  * Experts' rows are sorted so that each expert's are neighbours.  How many each got is known on the
  * device alone: the grouped products start a block for every tile that any expert could have, and
  * blocks without rows leave at once, so nothing waits for the host.  Tiles are 64 x 64 x 16 in
- * shared memory, 4 x 4 sums a thread: plain, and right for float32. */
+ * shared memory, 4 x 4 sums a thread: plain, and right for float32; bf16 uses the tensor cores. */
 #include "trainer/policy/cuda/common.cuh"
+#include "trainer/policy/cuda/mma.cuh"
 
 enum { BLOCK = 256, TILE = 64, STEP = 16, PER = 4 };
 
@@ -181,6 +182,112 @@ struct operand {
     size_t row, column; /* strides of (i, p) or (p, j) */
 };
 
+#ifdef POLICY_BF16
+enum { DEPTH = 64, ROW = DEPTH + 8 /* spreads a warp's loads over all banks */ };
+enum { VECTORS = TILE * DEPTH / 8 / BLOCK }; /* of 8 numbers, a thread's of a tile */
+
+/* The tile (i0, p0) of x (i, p), on its way from device memory: eight neighbours at a time along
+ * whichever of i and p is contiguous, one by one where rows are not aligned. */
+struct tile {
+    uint4 v[VECTORS];
+};
+
+static __device__ __forceinline__ uint4 load_eight(const real *x, size_t stride, int n)
+{
+    union {
+        real r[8];
+        uint4 v;
+    } u;
+
+    if (stride == 1 && n >= 8 && (uintptr_t)x % 16 == 0)
+        return *(const uint4 *)x;
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+        u.r[i] = i < n ? x[i * stride] : __float2bfloat16(0.0f);
+    return u.v;
+}
+
+static __device__ __forceinline__ void fetch(struct tile *to, int I, int P, int i0, int p0,
+                                             size_t row, size_t column, const real *x)
+{
+#pragma unroll
+    for (int k = 0; k < VECTORS; k++) {
+        int v = threadIdx.x + k * BLOCK;
+        int i = column == 1 ? v / (DEPTH / 8) : v % (TILE / 8) * 8;
+        int p = column == 1 ? v % (DEPTH / 8) * 8 : v / (TILE / 8);
+        const real *at = x + (i0 + i) * row + (p0 + p) * column;
+
+        if (i0 + i >= I || p0 + p >= P)
+            to->v[k] = make_uint4(0, 0, 0, 0);
+        else if (column == 1)
+            to->v[k] = load_eight(at, 1, P - p0 - p);
+        else
+            to->v[k] = load_eight(at, row, I - i0 - i);
+    }
+}
+
+/* To shared memory, rows of DEPTH neighbours. */
+static __device__ __forceinline__ void put(real *to, const struct tile *from, size_t column)
+{
+#pragma unroll
+    for (int k = 0; k < VECTORS; k++) {
+        int v = threadIdx.x + k * BLOCK;
+        const real *r = (const real *)&from->v[k];
+
+        if (column == 1) {
+            *(uint4 *)(to + v / (DEPTH / 8) * ROW + v % (DEPTH / 8) * 8) = from->v[k];
+        } else {
+#pragma unroll
+            for (int i = 0; i < 8; i++)
+                to[(v % (TILE / 8) * 8 + i) * ROW + v / (TILE / 8)] = r[i];
+        }
+    }
+}
+
+/* The same on the tensor cores (mma.cuh): warp / 2 is a band of 16 rows, warp % 2 half of the
+ * columns. */
+template <typename T>
+static __device__ void tile_product(int I, int J, int P, int i0, int j0, struct operand a,
+                                    struct operand b, T *c, size_t ldc, bool add)
+{
+    __shared__ __align__(16) real as[TILE * ROW], bs[TILE * ROW];
+    int warp = threadIdx.x / WARP, g = threadIdx.x % WARP / 4, t = threadIdx.x % 4 * 2;
+    float sum[4][4] = {};
+    struct tile next_a, next_b;
+
+    fetch(&next_a, I, P, i0, 0, a.row, a.column, a.at);
+    fetch(&next_b, J, P, j0, 0, b.column, b.row, b.at);
+    for (int p0 = 0; p0 < P; p0 += DEPTH) {
+        put(as, &next_a, a.column);
+        put(bs, &next_b, b.row);
+        __syncthreads();
+        if (p0 + DEPTH < P) { /* while this one is multiplied */
+            fetch(&next_a, I, P, i0, p0 + DEPTH, a.row, a.column, a.at);
+            fetch(&next_b, J, P, j0, p0 + DEPTH, b.column, b.row, b.at);
+        }
+#pragma unroll
+        for (int p = 0; p < DEPTH; p += 16) {
+            uint32_t x[4];
+
+            left(x, as, ROW, warp / 2 * 16, p);
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                const real *y = bs + (warp % 2 * 32 + 8 * i + g) * ROW + p + t;
+
+                mma(sum[i], x, pair(y), pair(y + 8));
+            }
+        }
+        __syncthreads();
+    }
+    for (int i = 0; i < 4; i++)
+        for (int j = 0; j < 4; j++) {
+            int r = i0 + warp / 2 * 16 + g + j / 2 * 8, q = j0 + warp % 2 * 32 + 8 * i + t + j % 2;
+
+            if (r < I && q < J)
+                store(c + r * ldc + q, sum[i][j] + (add ? load(c + r * ldc + q) : 0.0f));
+        }
+}
+#else
 /* The tile (i0, j0) of an I x J product over P; (+)= into c. */
 template <typename T>
 static __device__ void tile_product(int I, int J, int P, int i0, int j0, struct operand a,
@@ -218,6 +325,7 @@ static __device__ void tile_product(int I, int J, int P, int i0, int j0, struct 
                 store(c + r * ldc + s, sum[i][j] + (add ? load(c + r * ldc + s) : 0.0f));
         }
 }
+#endif
 
 static __global__ void experts_linear(const int32_t *first, int n, int k, const real *x,
                                       const real *w, size_t stride, real *y)

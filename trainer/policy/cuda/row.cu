@@ -87,7 +87,7 @@ static __global__ void rmsnorm(int n, float eps, const real *w, const real *x, i
 }
 
 static __global__ void back_rmsnorm(int n, float eps, const real *w, const real *x, int ldx,
-                                    const real *dy, int ldy, real *dx, int lddx)
+                                    const real *dy, int ldy, real *dx, int lddx, float *scale)
 {
     x += (size_t)blockIdx.x * ldx;
     dy += (size_t)blockIdx.x * ldy;
@@ -97,35 +97,10 @@ static __global__ void back_rmsnorm(int n, float eps, const real *w, const real 
     for (int i = threadIdx.x; i < n; i += BLOCK)
         dot += load(x + i) * load(w + i) * load(dy + i);
     dot = block_sum(dot) * r * r / n;
+    if (threadIdx.x == 0)
+        scale[blockIdx.x] = r;
     for (int i = threadIdx.x; i < n; i += BLOCK)
         store(dx + i, load(dx + i) + r * (load(w + i) * load(dy + i) - load(x + i) * dot));
-}
-
-/* dw[c] += sum_t dy[t,c] x[t,c] r[t]: a block takes WARP columns; its warps take rows in turn. */
-static __global__ void norm_weights(int m, int n, float eps, const real *x, int ldx, const real *dy,
-                                    int ldy, wide *dw)
-{
-    __shared__ float part[BLOCK / WARP][WARP];
-    int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, c = blockIdx.x * WARP + lane;
-    float sum = 0;
-
-    for (int t = warp; t < m; t += BLOCK / WARP) {
-        const real *row = x + (size_t)t * ldx;
-        float square = 0;
-
-        for (int i = lane; i < n; i += WARP)
-            square += load(row + i) * load(row + i);
-        square = rsqrtf(warp_sum(square) / n + eps);
-        if (c < n)
-            sum += load(dy + (size_t)t * ldy + c) * load(row + c) * square;
-    }
-    part[warp][lane] = sum;
-    __syncthreads();
-    if (warp == 0 && c < n) {
-        for (int i = 1; i < BLOCK / WARP; i++)
-            sum += part[i][lane];
-        dw[c] += sum;
-    }
 }
 
 /* y = rmsnorm(o) w sigmoid(gate), a block for each head of each token. */
@@ -140,7 +115,8 @@ static __global__ void gated_norm(int d, float eps, const real *w, const real *o
 }
 
 static __global__ void back_gated_norm(int d, float eps, const real *w, const real *o,
-                                       const real *gate, const real *dy, real *do_, real *dgate)
+                                       const real *gate, const real *dy, real *do_, real *dgate,
+                                       float *scale)
 {
     size_t at = (size_t)blockIdx.x * d;
     float r = norm_scale(o + at, d, eps), dot = 0;
@@ -152,6 +128,8 @@ static __global__ void back_gated_norm(int d, float eps, const real *w, const re
         store(dgate + at + i, load(dy + at + i) * x * r * load(w + i) * s * (1 - s));
     }
     dot = block_sum(dot) * r * r / d;
+    if (threadIdx.x == 0)
+        scale[blockIdx.x] = r;
     for (int i = threadIdx.x; i < d; i += blockDim.x) {
         float dn = load(dy + at + i) * sigmoid(load(gate + at + i));
 
@@ -159,31 +137,60 @@ static __global__ void back_gated_norm(int d, float eps, const real *w, const re
     }
 }
 
-/* dw[i] += sum over tokens and heads of dy sigmoid(gate) o r: a warp a row, as in norm_weights. */
-static __global__ void gated_norm_weights(int rows, int d, float eps, const real *o,
-                                          const real *gate, const real *dy, wide *dw)
+/* part[chunk][c] = sum over the chunk's rows of dy x r, times sigmoid(gate) where there is one: a
+ * block takes WARP columns of a chunk of rows, its warps rows in turn. */
+static __global__ void norm_weights(int m, int n, const float *scale, const real *x, int ldx,
+                                    const real *dy, int ldy, const real *gate, float *part)
 {
-    __shared__ float part[BLOCK / WARP][WARP];
+    __shared__ float sums[BLOCK / WARP][WARP];
     int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, c = blockIdx.x * WARP + lane;
+    int rows = (m + CUDA_CHUNKS - 1) / CUDA_CHUNKS, from = blockIdx.y * rows;
+    int to = min(from + rows, m);
     float sum = 0;
 
-    for (int t = warp; t < rows; t += BLOCK / WARP) {
-        size_t at = (size_t)t * d;
-        float square = 0;
+    for (int t = from + warp; t < to && c < n; t += BLOCK / WARP) {
+        float d = load(dy + (size_t)t * ldy + c) * load(x + (size_t)t * ldx + c) * scale[t];
 
-        for (int i = lane; i < d; i += WARP)
-            square += load(o + at + i) * load(o + at + i);
-        square = rsqrtf(warp_sum(square) / d + eps);
-        if (c < d)
-            sum += load(dy + at + c) * sigmoid(load(gate + at + c)) * load(o + at + c) * square;
+        sum += gate ? d * sigmoid(load(gate + (size_t)t * ldx + c)) : d;
     }
-    part[warp][lane] = sum;
+    sums[warp][lane] = sum;
     __syncthreads();
-    if (warp == 0 && c < d) {
+    if (warp == 0 && c < n) {
         for (int i = 1; i < BLOCK / WARP; i++)
-            sum += part[i][lane];
-        dw[c] += sum;
+            sum += sums[i][lane];
+        part[(size_t)blockIdx.y * n + c] = sum;
     }
+}
+
+static __global__ void add_parts(int n, const float *part, wide *to)
+{
+    int c = blockIdx.x * BLOCK + threadIdx.x;
+    float sum = 0;
+
+    if (c >= n)
+        return;
+    for (int i = 0; i < CUDA_CHUNKS; i++)
+        sum += part[(size_t)i * n + c];
+    to[c] += sum;
+}
+
+void R(cuda_add_parts)(int n, const float *part, wide *to)
+{
+    add_parts<<<blocks(n, BLOCK), BLOCK, 0, policy_cuda.stream>>>(n, part, to);
+}
+
+/* Rows whose scales fit in half of the workspace; the other half is for the parts. */
+enum { SCALES = CUDA_WORKSPACE / 2 / sizeof(float) };
+
+/* dw += of m rows whose scales are in the workspace. */
+static void add_norm_weights(int m, int n, const real *x, int ldx, const real *dy, int ldy,
+                             const real *gate, wide *dw)
+{
+    float *scale = (float *)policy_cuda.workspace, *part = scale + SCALES;
+    dim3 grid(blocks(n, WARP), CUDA_CHUNKS);
+
+    norm_weights<<<grid, BLOCK, 0, policy_cuda.stream>>>(m, n, scale, x, ldx, dy, ldy, gate, part);
+    R(cuda_add_parts)(n, part, dw);
 }
 
 void R(cuda_clear)(void *to, size_t bytes)
@@ -243,8 +250,16 @@ void R(cuda_rmsnorm)(int m, int n, wide eps, const real *w, const real *x, int l
 void R(cuda_back_rmsnorm)(int m, int n, wide eps, const real *w, const real *x, int ldx,
                           const real *dy, int ldy, real *dx, int lddx, wide *dw)
 {
-    back_rmsnorm<<<m, BLOCK, 0, policy_cuda.stream>>>(n, eps, w, x, ldx, dy, ldy, dx, lddx);
-    norm_weights<<<blocks(n, WARP), BLOCK, 0, policy_cuda.stream>>>(m, n, eps, x, ldx, dy, ldy, dw);
+    for (int t = 0; t < m; t += SCALES) {
+        int rows = m - t < SCALES ? m - t : SCALES;
+
+        const real *xt = x + (size_t)t * ldx, *dyt = dy + (size_t)t * ldy;
+
+        back_rmsnorm<<<rows, BLOCK, 0, policy_cuda.stream>>>(n, eps, w, xt, ldx, dyt, ldy,
+                                                             dx + (size_t)t * lddx, lddx,
+                                                             (float *)policy_cuda.workspace);
+        add_norm_weights(rows, n, xt, ldx, dyt, ldy, NULL, dw);
+    }
 }
 
 void R(cuda_gated_norm)(const struct kda_shape *s, int m, wide eps, const real *w, const real *o,
@@ -258,10 +273,15 @@ void R(cuda_back_gated_norm)(const struct kda_shape *s, int m, wide eps, const r
                              const real *o, const real *gate, const real *dy, real *do_,
                              real *dgate, wide *dw)
 {
-    int rows = m * s->heads;
+    int all = m * s->heads, d = s->dim;
 
-    back_gated_norm<<<rows, head_block(s->dim), 0, policy_cuda.stream>>>(s->dim, eps, w, o, gate,
-                                                                         dy, do_, dgate);
-    gated_norm_weights<<<blocks(s->dim, WARP), BLOCK, 0, policy_cuda.stream>>>(rows, s->dim, eps, o,
-                                                                               gate, dy, dw);
+    for (int t = 0; t < all; t += SCALES) {
+        int rows = all - t < SCALES ? all - t : SCALES;
+        size_t at = (size_t)t * d;
+
+        back_gated_norm<<<rows, head_block(d), 0, policy_cuda.stream>>>(
+            d, eps, w, o + at, gate + at, dy + at, do_ + at, dgate + at,
+            (float *)policy_cuda.workspace);
+        add_norm_weights(rows, d, o + at, d, dy + at, d, gate + at, dw);
+    }
 }
