@@ -7,8 +7,7 @@
 
 #include "proto/file.h"
 #include "trainer/policy/safetensors.h"
-
-enum { PAGE_TOKENS = 16 };
+#include "trainer/policy/verify_memory.h"
 
 struct run {
     FILE *out;
@@ -81,67 +80,6 @@ static void *copy_of(const void *data, size_t count)
     return p ? memcpy(p, data, count * 4) : NULL; /* the map is not aligned */
 }
 
-/* Backend memory. */
-struct memory {
-    const struct policy_model *m;
-    void *at;
-};
-
-static void memory_release(struct memory *x)
-{
-    policy_free(x->m, x->at);
-}
-
-#define AUTO_MEMORY __attribute__((cleanup(memory_release))) struct memory
-
-/* Of `bytes`, zero unless `dirty`. */
-static int take(struct memory *x, size_t bytes, bool dirty, struct lh_error *err)
-{
-    lh_autofree void *zeros = dirty ? NULL : calloc(1, bytes + 1);
-
-    if (!dirty && !zeros)
-        return lh_fail(err, LH_RESOURCE_EXHAUSTED, "verify: out of memory");
-    x->at = policy_alloc(x->m, bytes, err);
-    if (!x->at)
-        return LH_RESOURCE_EXHAUSTED;
-    return dirty ? 0 : policy_put(x->m, x->at, zeros, bytes, err);
-}
-
-/* One sequence's pages, the table of them, and state. */
-struct sequence {
-    struct memory memory;
-    float **pages, *state;
-};
-
-static void sequence_finish(struct sequence *s)
-{
-    memory_release(&s->memory);
-}
-
-static int sequence_init(struct sequence *s, const struct policy_model *m, int tokens,
-                         struct lh_error *err)
-{
-    size_t n = ((size_t)tokens + PAGE_TOKENS - 1) / PAGE_TOKENS;
-    size_t page = PAGE_TOKENS * policy_kv_floats(m) * policy_number_bytes(m);
-    size_t table = n * sizeof(float *), state = policy_state_floats(m) * sizeof(float);
-    lh_autofree float **pages = calloc(n, sizeof *pages);
-    char *at;
-    int rc;
-
-    s->memory = (struct memory){.m = m};
-    if (!pages)
-        return lh_fail(err, LH_RESOURCE_EXHAUSTED, "sequence: out of memory");
-    rc = take(&s->memory, table + state + n * page, false, err);
-    if (rc)
-        return rc;
-    s->pages = s->memory.at;
-    at = (char *)s->memory.at + table;
-    s->state = (float *)(void *)at;
-    for (size_t i = 0; i < n; i++)
-        pages[i] = (float *)(void *)(at + state + i * page);
-    return policy_put(m, s->pages, pages, table, err);
-}
-
 static int check_logits(struct run *r, struct policy_exec *x, const int32_t *ids, const float *want,
                         struct lh_error *err)
 {
@@ -149,13 +87,13 @@ static int check_logits(struct run *r, struct policy_exec *x, const int32_t *ids
     lh_autofree float *logits = malloc(bytes);
     AUTO_MEMORY made = {.m = r->m};
     struct gap g = {0};
-    int rc = logits ? take(&made, bytes, true, err)
+    int rc = logits ? memory_take(&made, bytes, true, err)
                     : lh_fail(err, LH_RESOURCE_EXHAUSTED, "logits: out of memory");
 
     for (int i = 0; !rc && i < r->sequences; i++) {
-        struct sequence s = {0};
+        struct verify_sequence s = {0};
 
-        rc = sequence_init(&s, r->m, r->length, err);
+        rc = verify_sequence_init(&s, r->m, r->length, err);
         if (!rc) {
             struct policy_chunk c = {ids + i * r->length, r->length, 0, s.pages, s.state, 0};
 
@@ -164,7 +102,7 @@ static int check_logits(struct run *r, struct policy_exec *x, const int32_t *ids
                 rc = policy_get(r->m, logits, made.at, bytes, err);
             gap_add(&g, logits, want + (size_t)i * size, size);
         }
-        sequence_finish(&s);
+        verify_sequence_finish(&s);
     }
     r->report->logits = print_gap(r, "logits", &g, r->report->bounds->logits);
     return rc;
@@ -177,11 +115,11 @@ static int check_greedy(struct run *r, struct policy_exec *x, const int32_t *wan
     size_t bytes = (size_t)r->vocab * sizeof(float);
     lh_autofree float *logits = malloc(bytes);
     AUTO_MEMORY made = {.m = r->m};
-    struct sequence s = {0};
-    int same = prompt, rc = sequence_init(&s, r->m, total, err);
+    struct verify_sequence s = {0};
+    int same = prompt, rc = verify_sequence_init(&s, r->m, total, err);
 
     if (!rc)
-        rc = logits ? take(&made, bytes, true, err)
+        rc = logits ? memory_take(&made, bytes, true, err)
                     : lh_fail(err, LH_RESOURCE_EXHAUSTED, "logits: out of memory");
     for (int at = 0; !rc && same < total; at = same++) {
         struct policy_chunk c = {want + at, same - at, at, s.pages, s.state, same - at - 1};
@@ -192,7 +130,7 @@ static int check_greedy(struct run *r, struct policy_exec *x, const int32_t *wan
         if (!rc && policy_sample(logits, r->vocab, 0, 0, 0) != want[same])
             break;
     }
-    sequence_finish(&s);
+    verify_sequence_finish(&s);
     r->report->greedy = !rc && same == total;
     fprintf(r->out, "%-68s %4d of %d  %s\n", "greedy tokens", same - prompt, total - prompt,
             r->report->greedy ? "ok" : "DIFFERENT");
@@ -218,7 +156,7 @@ static int check_rollout(struct run *r, const int32_t *ids, struct lh_error *err
     continued = copy_of(greedy, (size_t)total);
     if (!want || !continued)
         return lh_fail(err, LH_RESOURCE_EXHAUSTED, "verify: out of memory");
-    rc = take(&arena, bytes, true, err);
+    rc = memory_take(&arena, bytes, true, err);
     if (rc)
         return rc;
     for (prompt = 0; prompt < total && prompt < r->length && continued[prompt] == ids[prompt];)
@@ -226,7 +164,7 @@ static int check_rollout(struct run *r, const int32_t *ids, struct lh_error *err
     prompt = prompt < 48 ? prompt : 48;
     if (prompt < 1)
         return lh_fail(err, LH_INVALID_ARGUMENT, "reference: greedy does not continue input_ids");
-    x = policy_exec_create(r->m, r->weights, arena.at, bytes, r->length, PAGE_TOKENS, err);
+    x = policy_exec_create(r->m, r->weights, arena.at, bytes, r->length, VERIFY_PAGE_TOKENS, err);
     if (!x)
         return LH_INTERNAL;
     rc = check_logits(r, x, ids, want, err);
@@ -395,9 +333,9 @@ static int check_training(struct run *r, const int32_t *ids, struct lh_error *er
     weights = copy_of(b, positions);
     if (!grads || !logprobs || !weights)
         return lh_fail(err, LH_RESOURCE_EXHAUSTED, "verify: out of memory");
-    rc = take(&arena, bytes, true, err);
+    rc = memory_take(&arena, bytes, true, err);
     if (!rc)
-        rc = take(&made, size, false, err);
+        rc = memory_take(&made, size, false, err);
     if (rc)
         return rc;
     t = policy_trainer_create(r->m, r->weights, arena.at, bytes, r->length, err);
@@ -435,7 +373,8 @@ static int verify(struct run *r, const char *dir, struct lh_error *err)
         return lh_fail(err, LH_RESOURCE_EXHAUSTED, "verify: out of memory");
     rc = policy_load(r->m, dir, host, err);
     if (!rc)
-        rc = take(&weights, policy_model_floats(r->m) * policy_number_bytes(r->m), true, err);
+        rc =
+            memory_take(&weights, policy_model_floats(r->m) * policy_number_bytes(r->m), true, err);
     if (!rc)
         rc = policy_put_weights(r->m, weights.at, host, err);
     r->weights = weights.at;

@@ -326,3 +326,32 @@ Test(arbiter, garbage_costs_only_the_connection)
     }
     switch_to(trainer, ARBITER_TRAIN);
 }
+
+/* With a GPU the region is granted; without one the refusal is one line, and costs nothing else. */
+Test(arbiter, device_memory_or_a_reason)
+{
+    lh_auto(arbiter) a = connect_as("trainer-0", true);
+    struct lh_error err = {0};
+    uint64_t addr = 0;
+    int rc = arbiter_declare_device(a, "gradients", LONGHAUL__ARBITER__V1__CLASS__CLASS_GRADIENTS,
+                                    MIB, ARBITER_IN(ARBITER_SYNC),
+                                    LONGHAUL__ARBITER__V1__PARK__PARK_DISCARD, &addr, &err);
+
+    if (rc == 0) {
+        cr_assert(ne(u64, addr, 0));
+    } else {
+        cr_assert(eq(int, rc, LH_UNAVAILABLE), "%s", err.message);
+        cr_assert(strstr(err.message, "cuda: ") != NULL, "%s", err.message);
+    }
+    cr_assert(
+        lt(int,
+           arbiter_declare_device(a, "optimizer", LONGHAUL__ARBITER__V1__CLASS__CLASS_OPTIMIZER,
+                                  MIB, ARBITER_IN(ARBITER_TRAIN),
+                                  LONGHAUL__ARBITER__V1__PARK__PARK_DISK, &addr, &err),
+           0),
+        "device memory does not park on disk");
+    cr_assert(
+        readable(declare(a, "host", LONGHAUL__ARBITER__V1__CLASS__CLASS_WORKSPACE, MIB,
+                         ARBITER_IN(ARBITER_SYNC), LONGHAUL__ARBITER__V1__PARK__PARK_DISCARD)));
+    switch_to(a, ARBITER_ROLLOUT);
+}
