@@ -4,10 +4,11 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "proto/clock.h"
 #include "rollout/engine/internal.h"
 
-enum { FIRST_TURN_GUESS = 32 };               /* tokens, until turns have been seen */
-static const uint64_t NEW_AFTER = 1ull << 40; /* resumed sequences are served before new ones */
+enum { FIRST_TURN_GUESS = 32 }; /* tokens, until turns have been seen */
+static const double SMOOTH = 0.05;
 
 static size_t step_rows(const struct engine_options *o)
 {
@@ -100,6 +101,7 @@ struct engine *engine_create(const struct engine_options *o, struct lh_error *er
     e->block_floats = policy_kv_floats(o->model) * o->unit_tokens;
     e->state_floats = policy_state_floats(o->model);
     e->turn_tokens = FIRST_TURN_GUESS;
+    kv_compute_init(&e->compute, o->step_tokens);
     return allocate(e, err) < 0 ? NULL : lh_steal(&e);
 }
 
@@ -176,51 +178,93 @@ const struct policy_version *engine_version(const struct engine *e)
 
 /* ---- sequences ---- */
 
+static void enlist(struct engine *e, struct engine_sequence *q)
+{
+    struct engine_sequence **at = &e->sequences;
+
+    while (*at && (*at)->order < q->order)
+        at = &(*at)->next;
+    q->next = *at;
+    *at = q;
+}
+
+static void delist(struct engine *e, const struct engine_sequence *q)
+{
+    struct engine_sequence **at = &e->sequences;
+
+    while (*at != q)
+        at = &(*at)->next;
+    *at = q->next;
+}
+
+/* By the time it was asked for, one place for everyone. */
+static uint64_t place(const struct engine_sequence *q, int64_t at_us)
+{
+    return ((uint64_t)at_us << 12) + q->id % 4096;
+}
+
 struct engine_sequence *engine_open(struct engine *e, const struct engine_sequence_spec *spec,
                                     struct lh_error *err)
 {
-    struct engine_sequence *q = calloc(1, sizeof *q), **at = &e->sequences;
+    struct engine_sequence *q = calloc(1, sizeof *q);
 
     if (!q)
         return lh_fail_errno(err, ENOMEM, "sequence of %s", spec->name), NULL;
     q->spec = *spec;
     q->id = ++e->ids;
-    q->order = q->id + (spec->resumed ? 0 : NEW_AFTER);
+    q->order = place(q, lh_now_us());
     q->state = POOL_NONE;
     q->lost = spec->resumed;
     q->idle_since = e->clock;
-    while (*at && (*at)->order < q->order)
-        at = &(*at)->next;
-    q->next = *at;
-    *at = q;
+    enlist(e, q);
     return q;
 }
 
 void engine_close(struct engine *e, struct engine_sequence *q)
 {
-    struct engine_sequence **at = &e->sequences;
-
     if (!q)
         return;
-    while (*at != q)
-        at = &(*at)->next;
-    *at = q->next;
+    delist(e, q);
     residence_drop(e, q, false);
-    if (q->load)
-        store_job_done(e->store, q->load);
+    restore_forget(e, q);
     free(q->pages);
     free(q->chain);
     free(q);
 }
 
+/* Whoever waits longest is served first.  What is still on the device has a head start of the mean
+ * wait, because it costs nothing to go on with; and what an earlier attempt began goes before all.
+ */
+static void take_place(struct engine *e, struct engine_sequence *q)
+{
+    int64_t head_start = q->computed ? (int64_t)e->wait_us : 0;
+
+    delist(e, q);
+    q->order = place(q, q->asked_us - head_start);
+    if (q->spec.resumed && !q->idle_us)
+        q->order = q->id;
+    enlist(e, q);
+}
+
 void engine_ask(struct engine *e, struct engine_sequence *q, size_t max_new)
 {
+    q->asked_us = lh_now_us();
+    if (q->idle_us) {
+        int64_t tool = q->asked_us - q->idle_us;
+        q->tool_us = q->tool_us ? (q->tool_us + tool) / 2 : tool;
+    }
     q->phase = SEQUENCE_WAITING;
     q->max_new = max_new;
     q->sampled = 0;
-    q->ended = false;
-    if (e->exec)
-        residence_prefetch(e, q);
+    q->ended = q->settled = false;
+    take_place(e, q);
+}
+
+void engine_settled(struct engine *e, struct engine_sequence *q)
+{
+    if (!q->settled)
+        e->wait_us += SMOOTH * ((double)(lh_now_us() - q->asked_us) - e->wait_us);
+    q->settled = true;
 }
 
 void *engine_owner(const struct engine_sequence *q)
@@ -254,11 +298,6 @@ static bool is_running(const struct engine_sequence *q)
     return q->phase == SEQUENCE_RUNNING;
 }
 
-static bool is_loading(const struct engine_sequence *q)
-{
-    return q->loading;
-}
-
 static size_t pages_for(const struct engine *e, size_t tokens)
 {
     return (tokens + e->o.page_tokens - 1) / e->o.page_tokens;
@@ -283,26 +322,34 @@ unsigned engine_running(const struct engine *e)
     return n;
 }
 
+static struct engine_sequence *first_waiting(const struct engine *e)
+{
+    struct engine_sequence *q = e->sequences;
+
+    while (q && q->phase != SEQUENCE_WAITING)
+        q = q->next;
+    return q;
+}
+
 bool engine_admit(struct engine *e)
 {
-    bool alone = !anything(e, is_running);
-
     residence_collect(e);
-    for (struct engine_sequence *q = e->sequences; e->exec && q; q = q->next) {
-        if (q->phase != SEQUENCE_WAITING)
-            continue;
-        if (!residence_prefetch(e, q) && (!alone || anything(e, is_loading)))
-            continue;
-        if (q->loading)
-            continue;
-        if (!residence_restore(e, q))
-            return false;
-        if (!residence_headroom(e, q, growth(e, q)) && !alone)
-            return false;
-        q->phase = SEQUENCE_RUNNING;
-        return true;
+    struct engine_sequence *q = e->exec ? first_waiting(e) : NULL;
+    if (!q) {
+        if (e->exec)
+            restore_prefetch(e);
+        return false;
     }
-    return false;
+    bool alone = !anything(e, is_running);
+    if (!residence_restore(e, q))
+        return false;
+    if (!residence_headroom(e, q, growth(e, q)) && !alone)
+        return false;
+    q->phase = SEQUENCE_RUNNING;
+    /* Its prefix's pages now: the next in order must not count on them. */
+    residence_reserve(e, q, q->spec.transcript->n - q->computed);
+    restore_note(e, q, KV_ADMITTED);
+    return true;
 }
 
 /* ---- numbers ---- */
@@ -315,7 +362,7 @@ static void count(struct engine *e, const struct engine_sequence *q, struct engi
     s->waiting += q->phase == SEQUENCE_WAITING;
     s->idle += q->phase == SEQUENCE_IDLE;
     s->spilled += q->phase != SEQUENCE_RUNNING && !q->computed && q->stored;
-    s->loading += q->loading;
+    s->loading += q->loading != NULL;
     size_t end = (pages_for(e, n + (size_t)e->turn_tokens) + 2 * pool_state_frames(e->pool)) *
                  pool_frame_bytes(e->pool);
     if (q->phase == SEQUENCE_RUNNING)
@@ -338,6 +385,13 @@ struct engine_stats engine_stats(struct engine *e)
     s.spilled_bytes = c.spilled_bytes;
     s.loaded_bytes = c.loaded_bytes;
     return s;
+}
+
+void engine_note_window(struct engine *e, enum kv_decision why, unsigned size)
+{
+    struct kv_record r = {.at_us = lh_now_us(), .tokens = size, .decision = (uint16_t)why};
+
+    kv_trace_add(e->o.trace, &r, NULL);
 }
 
 double engine_load_wait_ms(struct engine *e)

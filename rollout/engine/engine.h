@@ -8,9 +8,10 @@
  *
  * Memory goes to running sequences first.  When it is short the engine gives up, in this order:
  * checkpoints nobody holds, idle sequences (longest idle first), waiting ones (newest first),
- * running ones (newest first: a preemption).  What a sequence loses is spilled to kvstored, ending
- * exactly at its newest checkpoint; what lies behind it is recomputed.  The oldest sequence never
- * yields, so work always advances: a budget holds at least one sequence of max_context_tokens.
+ * running ones (newest first: a preemption).  What a sequence loses is spilled to kvstored if that
+ * is worth it, ending exactly at its newest checkpoint; what lies behind it is recomputed.  Old and
+ * new are the order in which turns were asked for; the oldest never yields, so work always
+ * advances: a budget holds at least one sequence of max_context_tokens.
  *
  * Owned by one thread. */
 #ifndef ROLLOUT_ENGINE_ENGINE_H
@@ -21,6 +22,7 @@
 #include <stdint.h>
 
 #include "kvstore/client.h"
+#include "kvstore/trace.h"
 #include "proto/cleanup.h"
 #include "proto/error.h"
 #include "rollout/transcript.h"
@@ -41,6 +43,7 @@ struct engine_options {
     unsigned max_running, max_context_tokens;
     struct kv_client *store;   /* borrowed; NULL = none */
     size_t max_inflight_bytes; /* of transfers with the store */
+    struct kv_trace *trace;    /* of the throttle's decisions; borrowed; NULL = none */
     void (*wake)(void *ctx);   /* engine_admit() may have news; any thread; may be NULL */
     void *ctx;
 };
@@ -81,8 +84,8 @@ void *engine_owner(const struct engine_sequence *q);
 /* A sequence whose turn has ended since the last call, or NULL. */
 struct engine_sequence *engine_turn_ended(struct engine *e);
 
-/* Admits the waiting sequence that is next in order and whose load is over; false when none fits.
- */
+/* Admits the waiting sequence that is next in order and begins to bring its prefix back; false when
+ * there is none, or no room. */
 bool engine_admit(struct engine *e);
 unsigned engine_running(const struct engine *e);
 /* One forward pass over what runs; *tokens = tokens it worked on, 0 when nothing runs. */
@@ -101,6 +104,8 @@ struct engine_stats {
     uint64_t turns;
 };
 struct engine_stats engine_stats(struct engine *e);
+/* A change of the window, into the trace; its size is recorded as tokens. */
+void engine_note_window(struct engine *e, enum kv_decision why, unsigned size);
 /* Smoothed wait of loads from the store; has kvstored asked, so not for every step. */
 double engine_load_wait_ms(struct engine *e);
 

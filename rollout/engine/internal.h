@@ -1,5 +1,5 @@
 /* What the files of the engine share: engine.c (sequences), residence.c (what is on the device),
- * step.c (one forward pass). */
+ * restore.c (what comes from the store and goes there), step.c (one forward pass). */
 #ifndef ROLLOUT_ENGINE_INTERNAL_H
 #define ROLLOUT_ENGINE_INTERNAL_H
 
@@ -12,7 +12,7 @@ enum sequence_phase { SEQUENCE_IDLE, SEQUENCE_WAITING, SEQUENCE_RUNNING };
 
 struct engine_sequence {
     struct engine_sequence_spec spec;
-    uint64_t id, order; /* order: who is served first and yields last */
+    uint64_t id, order; /* order: who is served first and yields last; of this turn */
     enum sequence_phase phase;
     bool ended;              /* its turn is over and has not been told */
     size_t max_new, sampled; /* of the turn */
@@ -27,11 +27,17 @@ struct engine_sequence {
     struct checkpoint *checkpoint; /* newest */
 
     /* In the store. */
-    size_t stored;          /* units known to be there under the current root */
-    bool lost;              /* had KV of this root, or an earlier attempt had */
-    bool asked;             /* the store was asked for this stay */
+    size_t stored;             /* units known to be there under the current root */
+    bool lost;                 /* had KV of this root, or an earlier attempt had */
+    bool asked;                /* the store was asked for this stay */
+    size_t spilling;           /* units that are on their way there */
+    struct store_job *loading; /* on its way; the store's until it has finished */
+    size_t loading_units;
     struct store_job *load; /* finished, waiting to be taken */
-    bool loading;
+    size_t front;           /* tokens to compute before `loading` is needed */
+
+    int64_t asked_us, idle_us, tool_us; /* of this turn, the end of the last; what tools take */
+    bool settled;                       /* this turn's prefix is complete */
 
     struct kv_key *chain; /* of the first `chained` tokens' units */
     size_t chained, chain_capacity;
@@ -60,6 +66,8 @@ struct engine {
     struct engine_sequence *sequences; /* by order */
     uint64_t ids, clock;               /* clock: forward passes and requests */
     double turn_tokens;                /* smoothed length of a turn */
+    double wait_us;                    /* smoothed, for a prefix */
+    struct kv_compute compute;
     struct engine_stats counters;
 
     /* Scratch of a step. */
@@ -71,11 +79,23 @@ struct engine {
     float *logits; /* max_running rows */
 };
 
+/* engine.c: q's prefix is complete. */
+void engine_settled(struct engine *e, struct engine_sequence *q);
+
+/* restore.c */
+void restore_note(struct engine *e, const struct engine_sequence *q, enum kv_decision d);
+void restore_spill(struct engine *e, struct engine_sequence *q); /* what is worth it */
+/* Decides how q's prefix comes back beyond the `have` units that the device has, and begins. */
+void restore_plan(struct engine *e, struct engine_sequence *q, size_t have);
+/* Begins a load for somebody who is expected back soon, when the store has nothing else to do. */
+void restore_prefetch(struct engine *e);
+/* Takes over what has been loaded.  *to: how far to compute now.  False when memory is short. */
+bool restore_advance(struct engine *e, struct engine_sequence *q, size_t *to);
+void restore_forget(struct engine *e, struct engine_sequence *q); /* a finished load */
+
 /* residence.c */
 struct kv_key *residence_chain(struct engine *e, struct engine_sequence *q, size_t units);
-/* Starts a load when the store may know more than the device; false while it must wait for room. */
-bool residence_prefetch(struct engine *e, struct engine_sequence *q);
-/* Puts the longest known prefix on the device and makes room for the state. */
+/* Takes up the longest prefix that the device has, makes room for the state, plans the rest. */
 bool residence_restore(struct engine *e, struct engine_sequence *q);
 /* Makes `frames` free without displacing what runs. */
 bool residence_headroom(struct engine *e, struct engine_sequence *q, size_t frames);

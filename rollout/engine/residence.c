@@ -1,9 +1,9 @@
 /* What of a sequence is on the device, how it gets there and how it leaves.
  *
- * A prefix comes from the device cache, from kvstored, or by computing it; the longest wins and the
- * rest is computed.  It leaves by eviction: units up to the newest checkpoint go to kvstored
- * together with that checkpoint's state, what lies behind is dropped.  So a stored prefix has no
- * holes and always ends where it can be taken up again. */
+ * A prefix comes from the device cache, and what is missing from kvstored or by computing it
+ * (restore.c).  It leaves by eviction: units up to the newest checkpoint go to kvstored together
+ * with that checkpoint's state, what lies behind is dropped.  So a stored prefix has no holes and
+ * always ends where it can be taken up again. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -74,6 +74,7 @@ static bool reclaim(struct engine *e, const struct engine_sequence *q, bool pree
     if (!victim && preempt && (victim = newest(e, SEQUENCE_RUNNING, q->order))) {
         victim->phase = SEQUENCE_WAITING;
         e->counters.preemptions++;
+        restore_note(e, victim, KV_PREEMPTED);
     }
     if (victim)
         residence_evict(e, victim);
@@ -112,9 +113,9 @@ static bool push_page(struct engine_sequence *q, pool_block b)
     return true;
 }
 
-static bool add_page(struct engine *e, struct engine_sequence *q, bool preempt)
+static bool add_page(struct engine *e, struct engine_sequence *q)
 {
-    pool_block b = take(e, q, pool_page, preempt);
+    pool_block b = take(e, q, pool_page, true);
 
     if (b == POOL_NONE)
         return false;
@@ -145,7 +146,7 @@ bool residence_reserve(struct engine *e, struct engine_sequence *q, size_t n)
     if (tail < q->shared && !copy_tail_page(e, q, tail))
         return false;
     while (q->n_pages * page < q->computed + n)
-        if (!add_page(e, q, true))
+        if (!add_page(e, q))
             return false;
     return true;
 }
@@ -176,51 +177,15 @@ void residence_drop(struct engine *e, struct engine_sequence *q, bool forget)
     release_checkpoint(e, q, !forget);
     if (!forget)
         return;
-    if (q->load)
-        store_job_done(e->store, q->load);
-    q->load = NULL;
-    q->loading = q->lost = q->asked = false;
-    q->stored = q->chained = 0;
-}
-
-/* One unit between its page and the store's block: in a page the layers are page_tokens apart. */
-static void copy_unit(const struct engine *e, char *block, float *page, size_t unit, bool out)
-{
-    size_t tokens = e->o.unit_tokens, per_page = e->o.page_tokens / tokens;
-    size_t bytes = tokens * e->latent * sizeof(float);
-
-    for (size_t l = 0; l < e->attention_layers; l++) {
-        float *at = page + (l * e->o.page_tokens + unit % per_page * tokens) * e->latent;
-        if (out)
-            memcpy(block + l * bytes, at, bytes);
-        else
-            memcpy(at, block + l * bytes, bytes);
-    }
-}
-
-static void spill(struct engine *e, struct engine_sequence *q)
-{
-    const struct checkpoint *k = q->checkpoint;
-    size_t per_page = e->o.page_tokens / e->o.unit_tokens, block = e->block_floats * sizeof(float);
-
-    if (!k || k->units <= q->stored)
-        return;
-    const struct kv_key *chain = residence_chain(e, q, k->units);
-    struct store_job *j = chain ? store_job_new(e->store, STORE_SPILL, q->id, q->spec.name, chain,
-                                                q->stored, k->units)
-                                : NULL;
-    if (!j)
-        return;
-    for (size_t u = j->first; u < j->units; u++)
-        copy_unit(e, j->blocks + (u - j->first) * block, pool_data(e->pool, k->pages[u / per_page]),
-                  u, true);
-    memcpy(j->state, pool_data(e->pool, k->state), e->state_floats * sizeof(float));
-    store_submit(e->store, j);
+    restore_forget(e, q);
+    q->loading = NULL;
+    q->lost = q->asked = false;
+    q->stored = q->spilling = q->chained = 0;
 }
 
 void residence_evict(struct engine *e, struct engine_sequence *q)
 {
-    spill(e, q);
+    restore_spill(e, q);
     release_checkpoint(e, q, false);
     residence_drop(e, q, false);
     q->asked = false;
@@ -228,60 +193,9 @@ void residence_evict(struct engine *e, struct engine_sequence *q)
 
 /* ---- coming back ---- */
 
-bool residence_prefetch(struct engine *e, struct engine_sequence *q)
-{
-    size_t units = usable_units(e, q), known = q->stored ? q->stored : units;
-
-    if (!e->o.store || !q->lost || q->asked || q->computed || !units)
-        return true;
-    const struct kv_key *chain = residence_chain(e, q, units);
-    if (!chain || cache_find(e->cache, chain, units, known - 1))
-        return true;
-    struct store_job *j = store_job_new(e->store, STORE_LOAD, q->id, q->spec.name, chain, 0, units);
-    if (!j)
-        return false;
-    q->asked = q->loading = true;
-    e->counters.store_lookups++;
-    store_submit(e->store, j);
-    return true;
-}
-
-static struct engine_sequence *by_id(struct engine *e, uint64_t id)
-{
-    for (struct engine_sequence *q = e->sequences; q; q = q->next)
-        if (q->id == id)
-            return q;
-    return NULL;
-}
-
-static void collect_load(struct engine *e, struct engine_sequence *q, struct store_job *j)
-{
-    q->loading = false;
-    e->counters.store_hits += j->ok;
-    if (!j->ok || q->computed) {
-        store_job_done(e->store, j);
-        return;
-    }
-    q->load = j;
-    q->stored = j->units;
-}
-
-void residence_collect(struct engine *e)
-{
-    for (struct store_job *j; (j = store_finished(e->store));) {
-        struct engine_sequence *q = by_id(e, j->owner);
-        if (q && j->kind == STORE_LOAD) {
-            collect_load(e, q, j);
-            continue;
-        }
-        if (q)
-            q->stored = j->ok ? j->units : 0;
-        store_job_done(e->store, j);
-    }
-}
-
 static bool restore_checkpoint(struct engine *e, struct engine_sequence *q, struct checkpoint *k)
 {
+    release_pages(e, q); /* those it was admitted with */
     for (size_t i = 0; i < k->n_pages; i++) {
         if (!push_page(q, k->pages[i]))
             return false;
@@ -297,39 +211,6 @@ static bool restore_checkpoint(struct engine *e, struct engine_sequence *q, stru
     return true;
 }
 
-static bool restore_loaded(struct engine *e, struct engine_sequence *q)
-{
-    const struct store_job *j = q->load;
-    size_t per_page = e->o.page_tokens / e->o.unit_tokens, block = e->block_floats * sizeof(float);
-
-    while (q->n_pages * per_page < j->units)
-        if (!add_page(e, q, false))
-            return false;
-    for (size_t u = 0; u < j->units; u++)
-        copy_unit(e, j->blocks + u * block, pool_data(e->pool, q->pages[u / per_page]), u, false);
-    memcpy(pool_data(e->pool, q->state), j->state, e->state_floats * sizeof(float));
-    q->computed = j->units * e->o.unit_tokens;
-    return true;
-}
-
-static bool fill(struct engine *e, struct engine_sequence *q, struct checkpoint *k)
-{
-    size_t device = k ? k->units : 0, stored = q->load ? q->load->units : 0;
-    bool ok = true;
-
-    if (stored > device)
-        ok = restore_loaded(e, q);
-    else if (device)
-        ok = restore_checkpoint(e, q, k);
-    else
-        memset(pool_data(e->pool, q->state), 0, e->state_floats * sizeof(float));
-    if (ok && q->load) {
-        store_job_done(e->store, q->load);
-        q->load = NULL;
-    }
-    return ok;
-}
-
 bool residence_restore(struct engine *e, struct engine_sequence *q)
 {
     size_t units = usable_units(e, q);
@@ -342,7 +223,13 @@ bool residence_restore(struct engine *e, struct engine_sequence *q)
         cache_hold(k); /* pinned before anything is allocated */
     if (q->state == POOL_NONE)
         q->state = take(e, q, pool_state, false);
-    bool ok = q->state != POOL_NONE && fill(e, q, k);
+    bool ok = q->state != POOL_NONE;
+    if (ok && k)
+        ok = restore_checkpoint(e, q, k);
+    else if (ok)
+        memset(pool_data(e->pool, q->state), 0, e->state_floats * sizeof(float));
+    if (ok)
+        restore_plan(e, q, k ? k->units : 0);
     if (k)
         cache_drop(e->cache, k, true);
     if (!ok)

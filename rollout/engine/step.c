@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "proto/clock.h"
 #include "rollout/engine/internal.h"
 
 static size_t known(const struct engine_sequence *q)
@@ -44,26 +45,33 @@ static void preempt_self(struct engine *e, struct engine_sequence *q)
     residence_evict(e, q);
     q->phase = SEQUENCE_WAITING;
     e->counters.preemptions++;
+    restore_note(e, q, KV_PREEMPTED);
 }
 
 /* Tokens for q in this pass; 0 = none. */
 static int share(struct engine *e, struct engine_sequence *q, size_t budget)
 {
-    size_t todo = known(q) - q->computed;
+    size_t to = known(q);
 
-    if (todo == 1)
+    if (known(q) - q->computed == 1)
         return 1;
-    if (!budget)
-        return 0;
-    if (!q->computed) {
+    if (!q->computed && !q->loading && !q->load) {
         if (computed_by_another(e, q))
             return 0;
         if (!residence_restore(e, q)) {
             preempt_self(e, q);
             return 0;
         }
-        todo = known(q) - q->computed;
     }
+    if (!restore_advance(e, q, &to)) {
+        preempt_self(e, q);
+        return 0;
+    }
+    if (to == known(q))
+        engine_settled(e, q);
+    size_t todo = to > q->computed ? to - q->computed : 0;
+    if (!todo || !budget)
+        return 0;
     return cut(e, q, todo < budget ? todo : budget);
 }
 
@@ -132,6 +140,7 @@ static int build_chunks(struct engine *e, struct lh_error *err)
 
 static void end_turn(struct engine *e, struct engine_sequence *q)
 {
+    q->idle_us = lh_now_us();
     q->phase = SEQUENCE_IDLE;
     q->ended = true;
     q->idle_since = e->clock;
@@ -170,6 +179,25 @@ static int finish_row(struct engine *e, const struct plan_row *row, const float 
     return row->sample ? sample(e, q, logits, err) : 0;
 }
 
+/* What this pass has told about the speed of computing. */
+static void measure(struct engine *e, int64_t began_us)
+{
+    double tokens = 0, contexts = 0;
+    unsigned decoding = 0;
+
+    for (size_t i = 0; i < e->n_plan; i++) {
+        double n = e->plan[i].n;
+        if (e->plan[i].n == 1) {
+            decoding++;
+            continue;
+        }
+        tokens += n;
+        contexts += n * ((double)e->plan[i].q->computed + n / 2);
+    }
+    kv_compute_pass(&e->compute, decoding, tokens, contexts,
+                    (double)(lh_now_us() - began_us) * 1e-6);
+}
+
 int engine_step(struct engine *e, size_t *tokens, struct lh_error *err)
 {
     const float *logits = e->logits;
@@ -182,9 +210,11 @@ int engine_step(struct engine *e, size_t *tokens, struct lh_error *err)
     plan(e);
     if (!e->n_plan)
         return 0;
+    int64_t began = lh_now_us();
     int r = build_chunks(e, err);
     if (r == 0)
         r = policy_forward(e->exec, e->chunks, (int)e->n_plan, e->logits, err);
+    measure(e, began);
     for (size_t i = 0; r == 0 && i < e->n_plan; i++) {
         *tokens += (size_t)e->plan[i].n;
         r = finish_row(e, &e->plan[i], logits, err);

@@ -1,11 +1,11 @@
 /* Traffic with kvstored, off the engine's thread.
  *
  * The engine copies what it evicts into a staging buffer and goes on; one thread here puts it into
- * the store.  Loads come the other way: looked up and copied into staging here, picked up by the
- * engine when the sequence is admitted.  Staging is the only memory that grows with the traffic, so
- * it is what max_inflight_bytes caps: a spill without room is dropped (its tokens are recomputed),
- * a load without room waits.  Loads go before spills, but never before an older spill of the same
- * sequence: the store must have it before it is asked.
+ * the store.  Loads come the other way, from the end of a prefix to its front, so that the engine
+ * may compute the front meanwhile; the two stop where they meet.  Staging is the only memory that
+ * grows with the traffic, so it is what max_inflight_bytes caps: a spill without room is dropped
+ * (its tokens are recomputed), a load without room waits.  Which transfer moves next, and which is
+ * given up, is loop B of the throttle (kvstore/throttle.h), which also measures here.
  *
  * Every failure is a miss or a drop, never an error: the caller recomputes (docs/DESIGN.md 3.7).
  * Called by the engine's thread only. */
@@ -17,23 +17,28 @@
 #include <stdint.h>
 
 #include "kvstore/client.h"
+#include "kvstore/throttle.h"
 #include "proto/cleanup.h"
 #include "proto/error.h"
 
-enum store_kind { STORE_SPILL, STORE_LOAD };
-
 /* One transfer.  blocks holds units first..units-1, block_bytes each; state is the one at the end.
- */
+ * What it is about is fixed when it is made; the rest is the thread's until it has finished. */
 struct store_job {
-    enum store_kind kind;
-    uint64_t owner; /* sequence */
-    char name[48];  /* trajectory */
+    struct kv_op op; /* its flow is the sequence */
+    char name[48];   /* trajectory */
     struct kv_key *chain;
-    size_t first, units; /* of a load: wanted at most, then found; 0 = miss */
+    size_t first, units; /* of a load: wanted at most, then found; units 0 = miss */
     char *blocks, *state;
-    size_t reserved; /* bytes of the cap */
-    int64_t submitted_us;
     bool ok;
+    enum kv_decision outcome; /* when it has finished */
+    int64_t submitted_us, finished_us;
+
+    size_t met; /* units that the engine has computed meanwhile */
+    size_t low; /* units low..units-1 have come; the state came before them */
+
+    struct kv_hit *hit; /* from here on the thread's own */
+    size_t at;
+    bool has_state;
     struct store_job *next;
 };
 void store_job_destroy(struct store_job *j);
@@ -52,25 +57,41 @@ struct store *store_create(const struct store_options *o, struct lh_error *err);
 void store_destroy(struct store *s);
 LH_DEFINE_AUTO(store, store_destroy)
 
-/* A job with staging for units first..units-1; NULL when the cap (or memory) has no room. */
-struct store_job *store_job_new(struct store *s, enum store_kind kind, uint64_t owner,
+/* A job for units first..units-1; NULL without a store or memory.  A spill has its staging to be
+ * filled; a load is given its own when it begins. */
+struct store_job *store_job_new(struct store *s, enum kv_lane_class class, uint64_t owner,
                                 const char *name, const struct kv_key *chain, size_t first,
                                 size_t units);
-void store_submit(struct store *s, struct store_job *j);
+/* Takes the job over.  False: a spill for which there is no room; the job is gone. */
+bool store_submit(struct store *s, struct store_job *j);
+/* Of a load that has not been handed back: somebody waits for it now. */
+void store_promote(struct store *s, struct store_job *j);
+/* Units before `units` need not be loaded any more; returns the lowest that will be. */
+size_t store_meet(struct store *s, struct store_job *j, size_t units);
 /* A finished job, or NULL.  Give it back with store_job_done(). */
 struct store_job *store_finished(struct store *s);
 void store_job_done(struct store *s, struct store_job *j);
 
-/* Forgets queued jobs, waits for the running one, and makes `root` the only one that matches. */
+/* Loop C with what is measured here: fills load_wait_s in. */
+struct kv_plan store_plan_restore(struct store *s, struct kv_case *k, const struct kv_compute *c);
+struct kv_plan store_plan_spill(struct store *s, const struct kv_case *k,
+                                const struct kv_compute *c);
+/* Of what is left of a load: k says what has been computed, the rest is filled in. */
+struct kv_plan store_plan_rest(struct store *s, const struct store_job *j, struct kv_case *k,
+                               const struct kv_compute *c);
+/* Nobody waits for a load. */
+bool store_idle(struct store *s);
+
+/* Forgets queued jobs, waits for the running one, and makes `root` the only one that matches.  Jobs
+ * that the engine knows of are gone, too. */
 void store_use_root(struct store *s, const struct kv_key *root, uint64_t policy_step);
 
 struct store_counters {
     uint64_t spilled_bytes, loaded_bytes, dropped_spills;
-    size_t inflight_bytes;
 };
 struct store_counters store_counters(struct store *s);
-/* Smoothed wait of the store's load queue, as of the last call, and of ours, the larger; loop A
- * reads it.  Does not wait: kvstored is asked on the thread here. */
+/* Wait of the store's load queue, as of the last call, and of ours, the larger; loop A reads it.
+ * Does not wait: kvstored is asked on the thread here. */
 double store_load_wait_ms(struct store *s);
 
 #endif

@@ -25,8 +25,10 @@ int scheduler_resume(struct scheduler *s, const struct policy_version *version,
     bool changed = memcmp(engine_version(s->engine), version, sizeof *version) != 0;
     int r = engine_resume(s->engine, version, err);
 
-    if (r == 0 && changed)
+    if (r == 0 && changed) {
         window_restart(&s->window, fits(&before), lh_now_ms());
+        engine_note_window(s->engine, KV_WINDOW_SLOW_START, window_size(&s->window));
+    }
     return r;
 }
 
@@ -61,7 +63,9 @@ static void look(struct scheduler *s)
         .load_wait_ms = engine_load_wait_ms(s->engine),
     };
     measure_period(s, &st, dt);
-    window_update(&s->window, &signals, (int64_t)s->period_ms, now);
+    enum kv_decision why = window_update(&s->window, &signals, (int64_t)s->period_ms, now);
+    if (why != KV_DECISION_COUNT)
+        engine_note_window(s->engine, why, window_size(&s->window));
     s->looked_ms = now;
 }
 

@@ -26,10 +26,14 @@ unsigned window_size(const struct window *w)
     return w->size < 1 ? 1 : (unsigned)w->size;
 }
 
-static bool congested(const struct window *w, const struct window_signals *s)
+/* KV_DECISION_COUNT = no congestion. */
+static enum kv_decision congestion(const struct window *w, const struct window_signals *s)
 {
-    return s->preemptions > w->preemptions || s->forecast > FORECAST_HIGH ||
-           s->load_wait_ms > LOAD_WAIT_MAX_MS;
+    if (s->preemptions > w->preemptions)
+        return KV_WINDOW_SHRANK_PREEMPTIONS;
+    if (s->forecast > FORECAST_HIGH)
+        return KV_WINDOW_SHRANK_FORECAST;
+    return s->load_wait_ms > LOAD_WAIT_MAX_MS ? KV_WINDOW_SHRANK_LOADS : KV_DECISION_COUNT;
 }
 
 static bool has_room(const struct window *w, const struct window_signals *s)
@@ -47,22 +51,25 @@ static double increase(const struct window *w)
     return step > 1 ? step : 1;
 }
 
-void window_update(struct window *w, const struct window_signals *s, int64_t period_ms,
-                   int64_t now_ms)
+enum kv_decision window_update(struct window *w, const struct window_signals *s, int64_t period_ms,
+                               int64_t now_ms)
 {
+    enum kv_decision why = congestion(w, s);
     double size = w->size;
 
     if (now_ms - w->changed_ms < period_ms)
-        return;
-    if (congested(w, s)) {
+        return KV_DECISION_COUNT;
+    if (why != KV_DECISION_COUNT) {
         size *= DECREASE;
         w->slow_start = false;
     } else if (has_room(w, s)) {
         size += increase(w);
+        why = KV_WINDOW_GREW;
     } else {
-        return;
+        return KV_DECISION_COUNT;
     }
     w->size = clamp(size, 1, w->limit);
     w->preemptions = s->preemptions;
     w->changed_ms = now_ms;
+    return why;
 }

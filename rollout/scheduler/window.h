@@ -20,6 +20,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "kvstore/trace.h"
+
 struct window_signals {
     unsigned active, queued;
     uint64_t preemptions; /* counter */
@@ -40,7 +42,8 @@ void window_init(struct window *w, unsigned limit);
 void window_restart(struct window *w, double fits, int64_t now_ms);
 /* Whole trajectories to admit now, at least 1. */
 unsigned window_size(const struct window *w);
-void window_update(struct window *w, const struct window_signals *s, int64_t period_ms,
-                   int64_t now_ms);
+/* Why it changed; KV_DECISION_COUNT when it did not. */
+enum kv_decision window_update(struct window *w, const struct window_signals *s, int64_t period_ms,
+                               int64_t now_ms);
 
 #endif

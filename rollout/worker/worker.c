@@ -26,6 +26,7 @@ enum {
     WEIGHTS_RETRY_MS = 100,
     WEIGHTS_PATIENCE_MS = 60000,
     SHUTDOWN_MS = 3500,
+    TRACE_RECORDS = 1 << 14, /* 1.6 MiB */
 };
 
 struct worker {
@@ -36,6 +37,7 @@ struct worker {
     struct policy_model *model;
     struct arbiter *arbiter;
     struct kv_client *store;
+    struct kv_trace *trace;
     struct channel_worker *channel;
     struct rpc_channel *agentenv;
     struct tools *tools;
@@ -98,6 +100,18 @@ static int connect_store(struct worker *w, struct lh_error *err)
     return w->store ? 0 : err->code;
 }
 
+/* What the throttle decides, for `kvstore explain`; a job runs without it, too. */
+static void open_trace(struct worker *w)
+{
+    struct lh_error err = {0};
+    lh_autofree char *path = lh_format("%s/run/%s.trace", w->o.job_dir, w->name);
+
+    w->trace = path ? kv_trace_create(path, TRACE_RECORDS, &err) : NULL;
+    if (!w->trace)
+        lh_warn("trace", "decisions are not recorded: %s", err.message);
+    w->eo.trace = w->trace;
+}
+
 /* The memory is declared before the weights exist; the engine needs both. */
 static int prepare_engine(struct worker *w, struct lh_error *err)
 {
@@ -133,6 +147,7 @@ static int prepare_engine(struct worker *w, struct lh_error *err)
         e = declare(w, "scratch", LONGHAUL__ARBITER__V1__CLASS__CLASS_WORKSPACE,
                     w->eo.scratch_bytes, &w->eo.scratch, err);
     w->eo.store = w->store;
+    open_trace(w);
     return e;
 }
 
@@ -226,6 +241,7 @@ void worker_destroy(struct worker *w)
     inbox_finish(&w->inbox);
     rpc_channel_destroy(w->agentenv);
     channel_worker_destroy(w->channel);
+    kv_trace_destroy(w->trace);
     kv_client_destroy(w->store);
     arbiter_destroy(w->arbiter);
     policy_model_destroy(w->model);
