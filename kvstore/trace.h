@@ -65,7 +65,7 @@ struct kv_record {
     uint8_t unused[6];
 };
 
-/* "restore_split", 'C', "split: compute the front, load the rest"; "?" beyond the last. */
+/* "RESTORE_SPLIT", 'C', "split: compute the front, load the rest"; "?" beyond the last. */
 const char *kv_decision_name(unsigned decision);
 char kv_decision_loop(unsigned decision);
 const char *kv_decision_text(unsigned decision);

@@ -9,13 +9,15 @@
 
 struct cli {
     struct kv_link link;
-    const char *root; /* argument of ls: a root in hexadecimal; NULL = list the roots */
+    const char *job_dir;
+    const char *root; /* argument of ls: a root in hexadecimal; NULL = list the roots; of
+                       * explain: a trajectory */
     bool json;
 };
 
 /* Of one command: 0, or a negative lh_status. */
 typedef int cli_command(struct cli *c, struct lh_error *err);
-cli_command cli_stat, cli_ls, cli_verify;
+cli_command cli_stat, cli_ls, cli_verify, cli_explain;
 
 Longhaul__Kv__V1__Reply *cli_call(struct cli *c, const Longhaul__Kv__V1__Request *q,
                                   struct lh_error *err);

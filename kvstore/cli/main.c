@@ -1,4 +1,5 @@
-/* kvstore [--socket=PATH | JOBDIR] stat | ls [ROOT] | verify: see docs/KVSTORE.md. */
+/* kvstore [--socket=PATH | JOBDIR] stat | ls [ROOT] | verify |
+ * explain [TRAJECTORY]: see docs/KVSTORE.md. */
 #include <argp.h>
 #include <errno.h>
 #include <stdlib.h>
@@ -19,7 +20,11 @@ static const struct {
     const char *name;
     cli_command *run;
     int max_args;
-} commands[] = {{"stat", cli_stat, 0}, {"ls", cli_ls, 1}, {"verify", cli_verify, 0}};
+    bool offline; /* needs the job directory instead of kvstored */
+} commands[] = {{"stat", cli_stat, 0, false},
+                {"ls", cli_ls, 1, false},
+                {"verify", cli_verify, 0, false},
+                {"explain", cli_explain, 1, true}};
 
 struct arguments {
     const char *socket, *words[MAX_ARGS];
@@ -65,6 +70,8 @@ static int find_command(const char *name)
 
 static int run(const char *path, int command, struct cli *c, struct lh_error *err)
 {
+    if (commands[command].offline)
+        return commands[command].run(c, err);
     int r = kv_link_open(&c->link, path, "kvstore-cli", lh_now_ms() + CONNECT_MS, err);
 
     if (r == 0)
@@ -84,11 +91,12 @@ int main(int argc, char **argv)
     static const struct argp argp = {
         .options = options,
         .parser = parse_option,
-        .args_doc = "JOBDIR COMMAND [ROOT]\n--socket=PATH COMMAND [ROOT]",
+        .args_doc = "JOBDIR COMMAND [ROOT | TRAJECTORY]\n--socket=PATH COMMAND [ROOT]",
         .doc = "Looks into the external KV store of a job.\v"
                "stat        capacity, hits, refusals, queues\n"
                "ls          the roots; with ROOT, its objects\n"
-               "verify      reads everything and checks every checksum"};
+               "verify      reads everything and checks every checksum\n"
+               "explain     what the throttle decided; with TRAJECTORY, about it"};
     struct arguments a = {.json = !isatty(STDOUT_FILENO)};
     struct lh_error err = {0};
 
@@ -102,8 +110,11 @@ int main(int argc, char **argv)
         return usage("no such command: ", a.words[at]);
     if (a.n - at - 1 > commands[command].max_args)
         return usage("too many arguments for ", a.words[at]);
+    if (a.socket && commands[command].offline)
+        return usage("a job directory is needed for ", a.words[at]);
     lh_autofree char *path = a.socket ? strdup(a.socket) : lh_format("%s/run/kv.sock", a.words[0]);
-    struct cli c = {.root = a.n - at > 1 ? a.words[at + 1] : NULL, .json = a.json};
+    struct cli c = {
+        .job_dir = a.words[0], .root = a.n - at > 1 ? a.words[at + 1] : NULL, .json = a.json};
     if ((path ? run(path, command, &c, &err) : lh_fail_errno(&err, ENOMEM, "starting")) == 0)
         return EXIT_SUCCESS;
     fprintf(stderr, "kvstore: %s\n", err.message);

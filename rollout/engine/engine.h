@@ -94,7 +94,7 @@ int engine_step(struct engine *e, size_t *tokens, struct lh_error *err);
 struct engine_stats {
     unsigned running, waiting, idle; /* sequences */
     unsigned spilled;                /* of the idle and waiting: KV not on the device */
-    unsigned loading;                /* of the waiting */
+    unsigned loading;                /* prefixes on their way from the store */
     size_t used_bytes, budget_bytes;
     size_t horizon_bytes; /* what the running ones will hold at the end of a usual turn */
     size_t mean_bytes;    /* of one sequence that is not idle, at the end of a usual turn */
