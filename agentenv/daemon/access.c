@@ -41,6 +41,7 @@ static const struct {
     {"Sandboxes/TakeSnapshot", SCOPE(USE)},
     {"Sandboxes/Retain", SCOPE(USE)},
     {"Sandboxes/Release", SCOPE(USE)},
+    {"Sandboxes/SetPolicy", SCOPE(USE)},
     {"Sandboxes/Reconcile", SCOPE(USE)},
 };
 
@@ -209,11 +210,23 @@ static bool is_local_only(const char *method)
     return false;
 }
 
+/* Holes in the wall between a sandbox and this machine's networks are the administrator's. */
+static int scope_for(const char *method, const ProtobufCMessage *m)
+{
+    const V1(CreateRequest) *create = (const void *)m;
+
+    if (!strcmp(method, "Sandboxes/Create") && create->rules &&
+        (create->rules->n_egress || create->rules->n_ports))
+        return SCOPE(ADMIN);
+    return needed_scope(method);
+}
+
 static int check_token(struct access *a, const struct token *t, const char *method,
                        const ProtobufCMessage *request, struct lh_error *err)
 {
-    if (is_local_only(method) || t->scope < needed_scope(method))
-        return lh_fail(err, LH_PERMISSION_DENIED, "token %s does not allow %s", t->name, method);
+    if (is_local_only(method) || t->scope < scope_for(method, request))
+        return lh_fail(err, LH_PERMISSION_DENIED, "token %s does not allow this %s", t->name,
+                       method);
     int r = t->owner_prefix[0] ? check_owner(a, t, method, request, err) : 0;
     uint32_t n = makes(method, request);
     return r == 0 && n && t->max_sandboxes ? reserve(a, t, n, err) : r;

@@ -106,6 +106,9 @@ class Access(lab.DaemonTest):
         self.refused(denied, lambda: read.call("Exec", id=box, argv=["true"]))
         self.refused(denied, lambda: use.call("Gc"))
         self.refused(denied, lambda: use.call("RemoveImage", name="bb"))
+        self.refused(denied, lambda: self.create(use, rules={"egress": ["example.org:443"]}))
+        self.refused(denied, lambda: self.create(use, rules={"ports": [{"port": 80}]}))
+        self.create(admin, rules={"ports": [{"port": 80}]})
         admin.call("Gc", grace_ms=1)
         for c in (read, use, admin):
             self.refused(denied, lambda: c.call("CreateToken", name="more", scope=pb.SCOPE_ADMIN))
