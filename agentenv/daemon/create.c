@@ -88,6 +88,15 @@ static int from_image(struct daemon *d, struct sandbox *s, const char *name, str
     return set_string(&s->image_path, image.path, err);
 }
 
+/* An image whose warm-up was kept as a zygote is started from there (snapshot/images.c). */
+static int from_zygote(struct daemon *d, struct sandbox *s, struct lh_error *err)
+{
+    char zygote[LH_ID_SIZE] = "";
+    int r = engines_have_criu(d) ? zygote_of(d, s->image, s->image_id, zygote, err) : 0;
+
+    return r < 0 || !zygote[0] ? r : set_string(&s->snapshot, zygote, err);
+}
+
 static int from_task(struct daemon *d, struct sandbox *s, const V1(CreateRequest) * req,
                      struct lh_error *err)
 {
@@ -148,7 +157,9 @@ static int from_source(struct daemon *d, struct sandbox *s, const V1(CreateReque
     case SOURCE(IMAGE):
         s->network = req->network;
         r = merge_limits(&s->limits, req->limits, &none, err);
-        return r < 0 ? r : from_image(d, s, req->image, err);
+        if (r == 0)
+            r = from_image(d, s, req->image, err);
+        return r < 0 || req->files_only ? r : from_zygote(d, s, err);
     case SOURCE(SNAPSHOT):
         return from_snapshot(d, s, req, err);
     case SOURCE(TASK):

@@ -60,6 +60,9 @@ int checkpoint_name(struct daemon *d, const char *sandbox, const char *snapshot,
 /* The same in one of its own; the one before is dropped unless somebody else retains it. */
 int checkpoint_set(struct daemon *d, const char *sandbox, const char *snapshot,
                    struct lh_error *err);
+/* Of an image: the snapshot with processes that is retained as "zygote/NAME"; "" = none. */
+int zygote_of(struct daemon *d, const char *image, const char *image_id, char id[LH_ID_SIZE],
+              struct lh_error *err);
 /* Drops a snapshot that nobody retains. */
 int checkpoint_drop(struct daemon *d, const char *snapshot, struct lh_error *err);
 

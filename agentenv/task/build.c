@@ -218,6 +218,7 @@ static int start(struct building *b, struct lh_error *err)
     req.owner = (char *)"build";
     req.limits = &limits;
     req.source_case = LONGHAUL__SANDBOX__V1__CREATE_REQUEST__SOURCE_IMAGE;
+    req.files_only = true; /* not from the zygote */
     req.image = b->req->from;
     return daemon_create(b->d, &req, &o, lh_now_ms() + START_MS, b->box, err);
 }

@@ -140,6 +140,16 @@ class Lifecycle(HibernateTest):
         self.d.run("rollback", box)
         self.assertEqual(self.ask(box), 1)
 
+    def test_an_image_starts_from_its_zygote(self):
+        warm = self.start()
+        zygote = self.d.out("snapshot", warm, "--engine", "criu", "--retain", "zygote/bb")
+        self.d.run("rm", warm)
+        boxes = [self.d.out("start", "bb", "--network", "loopback") for _ in range(2)]
+        self.assertEqual([self.ask(b) for b in boxes], [1, 1])
+        self.d.run("snapshot", "release", zygote, "zygote/bb")
+        cold = self.d.out("start", "bb", "--network", "loopback")
+        self.assertNotEqual(self.d.run("exec", cold, "witness", "ask", check=False).returncode, 0)
+
     def test_watch_sees_every_transition(self):
         watch = subprocess.Popen([lab.AGENTENV, "--socket", self.d.socket, "watch"], stdout=subprocess.PIPE, text=True)
         time.sleep(0.5)
