@@ -6,6 +6,7 @@
 #ifndef ROLLOUT_TRANSCRIPT_H
 #define ROLLOUT_TRANSCRIPT_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -30,6 +31,7 @@ struct transcript {
     size_t sampled; /* of them with mask 1 */
     struct version_span *spans;
     size_t n_spans;
+    bool carried; /* a token was sampled on KV that an older version may have computed (`carry`) */
 };
 
 void transcript_finish(struct transcript *t); /* of a zeroed or filled one */

@@ -136,6 +136,17 @@ static void use_version(struct engine *e, const struct policy_version *version)
     store_use_root(e->store, &e->root, version->step);
 }
 
+/* `carry`: the root stays, and with it everything under it. */
+static void carry_over(struct engine *e, const struct policy_version *version)
+{
+    e->version = *version;
+    e->mixed = true;
+    for (struct engine_sequence *q = e->sequences; q; q = q->next)
+        q->old |= q->computed || q->lost;
+    policy_exec_destroy(e->exec);
+    e->exec = NULL;
+}
+
 int engine_resume(struct engine *e, const struct policy_version *version, struct lh_error *err)
 {
     bool same = e->rooted && !memcmp(version->id, e->version.id, sizeof version->id) &&
@@ -148,8 +159,12 @@ int engine_resume(struct engine *e, const struct policy_version *version, struct
         return err ? err->code : LH_UNKNOWN;
     if (same)
         return 0;
-    engine_pause(e);
-    use_version(e, version);
+    if (e->o.carry && e->rooted) {
+        carry_over(e, version);
+    } else {
+        engine_pause(e);
+        use_version(e, version);
+    }
     return engine_resume(e, version, err);
 }
 

@@ -41,6 +41,7 @@ struct engine_options {
     unsigned page_tokens, unit_tokens; /* a page holds whole units */
     unsigned step_tokens;              /* of prompts in one pass */
     unsigned max_running, max_context_tokens;
+    bool carry; /* a new version goes on with what older ones have computed (DESIGN.md 3.7) */
     struct kv_client *store;   /* borrowed; NULL = none */
     size_t max_inflight_bytes; /* of transfers with the store */
     struct kv_trace *trace;    /* of the throttle's decisions; borrowed; NULL = none */
@@ -59,7 +60,8 @@ void engine_destroy(struct engine *e);
 LH_DEFINE_AUTO(engine, engine_destroy)
 
 /* The memory is there and holds nothing; the weights are of `version`.  A version other than the
- * last makes everything stored earlier unmatchable. */
+ * last makes everything stored earlier unmatchable; with `carry` everything stays, the transcript
+ * has the version of every token and is marked when one was sampled on older KV. */
 int engine_resume(struct engine *e, const struct policy_version *version, struct lh_error *err);
 /* Forgets all KV (the memory is about to go); tokens stay.  Running turns wait to go on. */
 void engine_pause(struct engine *e);

@@ -28,6 +28,7 @@ struct engine_sequence {
 
     /* In the store. */
     size_t stored;             /* units known to be there under the current root */
+    bool old;                  /* some of its KV may be of an older version */
     bool lost;                 /* had KV of this root, or an earlier attempt had */
     bool asked;                /* the store was asked for this stay */
     size_t spilling;           /* units that are on their way there */
@@ -60,6 +61,7 @@ struct engine {
     struct policy_version version;
     struct kv_key root;
     bool rooted;                     /* a version has been set */
+    bool mixed;                      /* and another one since, with `carry` */
     size_t attention_layers, latent; /* floats of a token in one attention layer */
     size_t block_floats, state_floats;
 

@@ -206,6 +206,7 @@ static bool restore_checkpoint(struct engine *e, struct engine_sequence *q, stru
            e->state_floats * sizeof(float));
     q->computed = k->units * e->o.unit_tokens;
     e->counters.prefix_hit_tokens += q->computed;
+    q->old |= e->mixed;
     release_checkpoint(e, q, true);
     cache_hold(q->checkpoint = k);
     return true;

@@ -276,6 +276,7 @@ static bool join(struct engine *e, struct engine_sequence *q)
                       pool_data(e->pool, q->pages[u / per_page]), u, false);
         memcpy(pool_data(e->pool, q->state), j->state, e->state_floats * sizeof(float));
         q->computed = end;
+        q->old |= e->mixed;
     }
     restore_forget(e, q);
     return true;

@@ -159,6 +159,7 @@ static int sample(struct engine *e, struct engine_sequence *q, const float *logi
 
     if (r < 0)
         return r;
+    q->spec.transcript->carried |= q->old;
     q->sampled++;
     e->counters.tokens_decoded++;
     if (token == TOKEN_RUN || token == TOKEN_EOS || q->sampled >= q->max_new)

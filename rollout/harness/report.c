@@ -113,6 +113,7 @@ int report_done(struct trajectory *t, Longhaul__Task__V1__Verdict *verdict,
     d.turns = t->turn;
     d.tokens = (uint32_t)t->transcript.n;
     d.sampled_tokens = (uint32_t)t->transcript.sampled;
+    d.carried = t->transcript.carried;
     d.wall_ms = (uint32_t)(lh_now_ms() - t->started_ms);
     e.body_case = LONGHAUL__EXPERIENCE__V1__ENVELOPE__BODY_DONE;
     e.done = &d;

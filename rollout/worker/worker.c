@@ -117,10 +117,6 @@ static int prepare_engine(struct worker *w, struct lh_error *err)
 {
     const Longhaul__Job__V1__Rollout *r = w->o.job->rollout;
 
-    if (r->carry)
-        return lh_fail(
-            err, LH_UNIMPLEMENTED,
-            "rollout.carry: this version re-prefills after a weight change; set it to false");
     w->model = policy_model_open(w->o.job->model->path, err);
     if (!w->model)
         return err->code;
@@ -132,6 +128,7 @@ static int prepare_engine(struct worker *w, struct lh_error *err)
         .step_tokens = r->prefill_chunk,
         .max_running = r->max_running,
         .max_context_tokens = r->context_tokens,
+        .carry = r->carry,
         .max_inflight_bytes = w->o.job->kvstore->max_inflight_bytes,
         .wake = inbox_ring,
         .ctx = &w->inbox,

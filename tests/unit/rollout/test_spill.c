@@ -173,6 +173,50 @@ Test(spill, a_new_version_finds_nothing_of_the_old)
     struct engine_stats after = engine_stats(r.engine);
     cr_assert(eq(u64, after.store_hits, before.store_hits));
     cr_assert(eq(u64, after.loaded_bytes, before.loaded_bytes));
+    cr_assert(not(t[0].transcript.carried));
+    finish(&r, t);
+    rig_finish(&r);
+    kv_client_destroy(c);
+    daemon_stop(&d);
+}
+
+static void make_carrying(struct rig *r)
+{
+    struct lh_error err = {0};
+
+    engine_destroy(r->engine);
+    r->o.carry = true;
+    r->engine = engine_create(&r->o, &err);
+    cr_assert(r->engine != NULL, "%s", err.message);
+    scheduler_init(&r->scheduler, r->engine, RIG_RUNNING);
+    cr_assert(eq(int, scheduler_resume(&r->scheduler, &r->version, &err), 0), "%s", err.message);
+}
+
+/* The other rule of DESIGN.md 3.7: what is stored serves on, and the transcript says so. */
+Test(spill, carry_goes_on_with_what_an_older_version_computed)
+{
+    struct talk t[TALKS];
+    struct rig r;
+    struct daemon d;
+
+    daemon_start(&d, 64 << 20, 16 << 20);
+    rig_init(&r, 0, NULL);
+    size_t bytes = rig_sequence_bytes(&r, RIG_CONTEXT);
+    rig_finish(&r);
+    struct kv_client *c = rig_with_store(&r, bytes, &d);
+    make_carrying(&r);
+    start(t);
+    talk_play(&r, t, TALKS, 6);
+    cr_assert(not(t[0].transcript.carried));
+    engine_pause(r.engine);
+    rig_new_version(&r, 2);
+    uint64_t prefilled = engine_stats(r.engine).tokens_prefilled;
+    talk_once_more(&r, &t[0]);
+    cr_assert(lt(u64, engine_stats(r.engine).tokens_prefilled - prefilled, t[0].transcript.n / 2));
+    cr_assert(t[0].transcript.carried);
+    cr_assert(eq(sz, t[0].transcript.n_spans, 2));
+    cr_assert(eq(u64, t[0].transcript.spans[0].version.step, 1));
+    cr_assert(eq(u64, t[0].transcript.spans[1].version.step, 2));
     finish(&r, t);
     rig_finish(&r);
     kv_client_destroy(c);
