@@ -77,6 +77,9 @@ int box_upper_fd(const struct box *b, struct lh_error *err);
 int box_mount(struct box *b, const struct box *below, int dir_fd, struct lh_error *err);
 bool box_name_valid(const char *name);
 
+/* Asks init for an exec in `cgroup`; kill is its cgroup.kill. */
+int box_send_exec(struct box *b, const struct box_exec_spec *s, int channel, int cgroup, int kill,
+                  struct lh_error *err);
 /* One request to init, with n_fds descriptors. */
 int box_send_request(struct box *b, const struct wire_request *req, const int *fds, size_t n_fds,
                      struct lh_error *err);
