@@ -240,13 +240,15 @@ static int put_integer(struct reading *r, struct buffer *b, const struct coding 
 static int put_real(struct reading *r, struct buffer *b, const ProtobufCFieldDescriptor *f,
                     const json_t *v)
 {
-    double d;
+    double d = 0;
     int rc = read_double(r, v, &d);
-    float single = (float)d;
 
     if (rc < 0)
         return rc;
-    return f->type == PROTOBUF_C_TYPE_FLOAT ? put(r, b, &single, 4) : put(r, b, &d, 8);
+    if (f->type != PROTOBUF_C_TYPE_FLOAT)
+        return put(r, b, &d, 8);
+    float single = (float)d;
+    return put(r, b, &single, 4);
 }
 
 static int put_value(struct reading *r, struct buffer *b, const ProtobufCFieldDescriptor *f,
