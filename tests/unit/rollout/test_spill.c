@@ -1,13 +1,18 @@
 /* The engine with too little memory and a real kvstored: same output, less of everything else. */
 #include <criterion/criterion.h>
 #include <criterion/new/assert.h>
+#include <pthread.h>
 #include <signal.h>
+#include <stdatomic.h>
+#include <unistd.h>
 
 #include "../kvstore/kit.h"
 #include "proto/clock.h"
 #include "rig.h"
 
-enum { TALKS = 12, TURNS = 6, PROMPT = 100 };
+enum { TALKS = 12, TURNS = 6, PROMPT = 100, CROWD = 48 };
+
+static atomic_bool released;
 
 static struct kv_client *client_for(const struct rig *r, const struct daemon *d)
 {
@@ -95,6 +100,60 @@ Test(spill, a_quarter_of_the_memory_gives_the_same_trajectories)
     rig_finish(&r);
     kv_client_destroy(c);
     daemon_stop(&d);
+}
+
+/* Runs a tenth of the time: every operation of its clients takes long. */
+static void *hold_back(void *daemon)
+{
+    const struct daemon *d = daemon;
+
+    while (!atomic_load(&released)) {
+        kill(d->pid, SIGSTOP);
+        usleep(9000);
+        kill(d->pid, SIGCONT);
+        usleep(1000);
+    }
+    return NULL;
+}
+
+Test(spill, a_tenth_of_the_memory_and_a_slow_store_contract_the_window)
+{
+    static struct talk ample[CROWD], scarce[CROWD];
+    struct rig r;
+    struct daemon d;
+    pthread_t thread;
+    size_t longest = 0;
+
+    for (int i = 0; i < CROWD; i++) {
+        talk_init(&ample[i], (uint64_t)i / 8, PROMPT + i / 8, 40 + (uint64_t)i, 4 + i % 8);
+        talk_init(&scarce[i], (uint64_t)i / 8, PROMPT + i / 8, 40 + (uint64_t)i, 4 + i % 8);
+    }
+    rig_init(&r, 0, NULL);
+    talk_play(&r, ample, CROWD, 6);
+    for (int i = 0; i < CROWD; i++)
+        longest = ample[i].transcript.n > longest ? ample[i].transcript.n : longest;
+    size_t tenth = CROWD * rig_sequence_bytes(&r, longest) / 10;
+    talk_close(&r, ample, CROWD);
+    rig_finish(&r);
+
+    daemon_start(&d, 64 << 20, 16 << 20);
+    struct kv_client *c = rig_with_store(&r, tenth, &d);
+    cr_assert(eq(int, pthread_create(&thread, NULL, hold_back, &d), 0));
+    talk_play(&r, scarce, CROWD, 6);
+    atomic_store(&released, true);
+    pthread_join(thread, NULL);
+    unsigned contracted = window_size(&r.scheduler.window);
+    cr_assert(contracted < RIG_RUNNING * 3 / 4, "the window was %u at the end", contracted);
+    for (int i = 0; i < CROWD; i++)
+        cr_assert(talk_equal(&ample[i], &scarce[i]), "trajectory %d", i);
+    talk_close(&r, scarce, CROWD);
+    rig_finish(&r);
+    kv_client_destroy(c);
+    daemon_stop(&d);
+    for (int i = 0; i < CROWD; i++) {
+        talk_finish(&ample[i]);
+        talk_finish(&scarce[i]);
+    }
 }
 
 /* A store that dies in the middle is a miss: slower, and nothing else. */
