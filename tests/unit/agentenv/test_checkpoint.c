@@ -9,7 +9,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "proto/clock.h"
 #include "proto/file.h"
 #include "tests/must_work.h"
 #include "tests/unit/agentenv/lab.h"
@@ -99,9 +98,7 @@ Test(checkpoint, everything_survives_being_put_away)
     put_away(b, &spec, layers, sealed);
     cr_assert(eq(int, box_pidfd(b), -1));
     cr_assert(box_set_layers(b, layers, 2, &err) == 0);
-    int64_t start_us = lh_now_us();
     cr_assert(box_restore(b, images, &err) == 0, "%s", err.message);
-    fprintf(stderr, "restore %lld us\n", (long long)(lh_now_us() - start_us));
     ask(b, "ok 2");
     ask(b, "ok 3");
     destroy(b);
