@@ -10,14 +10,14 @@
 struct cli {
     struct kv_link link;
     const char *job_dir;
-    const char *root; /* argument of ls: a root in hexadecimal; NULL = list the roots; of
-                       * explain: a trajectory */
+    const char *root; /* argument of ls and drop: a root in hexadecimal; of explain: a trajectory;
+                       * NULL = none */
     bool json;
 };
 
 /* Of one command: 0, or a negative lh_status. */
 typedef int cli_command(struct cli *c, struct lh_error *err);
-cli_command cli_stat, cli_ls, cli_verify, cli_explain;
+cli_command cli_stat, cli_ls, cli_verify, cli_drop, cli_explain;
 
 Longhaul__Kv__V1__Reply *cli_call(struct cli *c, const Longhaul__Kv__V1__Request *q,
                                   struct lh_error *err);

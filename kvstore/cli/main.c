@@ -1,4 +1,4 @@
-/* kvstore [--socket=PATH | JOBDIR] stat | ls [ROOT] | verify |
+/* kvstore [--socket=PATH | JOBDIR] stat | ls [ROOT] | verify | drop ROOT |
  * explain [TRAJECTORY]: see docs/KVSTORE.md. */
 #include <argp.h>
 #include <errno.h>
@@ -24,6 +24,7 @@ static const struct {
 } commands[] = {{"stat", cli_stat, 0, false},
                 {"ls", cli_ls, 1, false},
                 {"verify", cli_verify, 0, false},
+                {"drop", cli_drop, 1, false},
                 {"explain", cli_explain, 1, true}};
 
 struct arguments {
@@ -96,6 +97,7 @@ int main(int argc, char **argv)
                "stat        capacity, hits, refusals, queues\n"
                "ls          the roots; with ROOT, its objects\n"
                "verify      reads everything and checks every checksum\n"
+               "drop ROOT   makes a root's objects unmatchable; their space follows\n"
                "explain     what the throttle decided; with TRAJECTORY, about it"};
     struct arguments a = {.json = !isatty(STDOUT_FILENO)};
     struct lh_error err = {0};

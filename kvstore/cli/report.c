@@ -143,3 +143,20 @@ int cli_ls(struct cli *c, struct lh_error *err)
     json_decref(rows);
     return r;
 }
+
+int cli_drop(struct cli *c, struct lh_error *err)
+{
+    Longhaul__Kv__V1__DropRequest drop = LONGHAUL__KV__V1__DROP_REQUEST__INIT;
+    Request q = LONGHAUL__KV__V1__REQUEST__INIT;
+    uint8_t bytes[16];
+
+    if (!c->root)
+        return lh_fail(err, LH_INVALID_ARGUMENT, "drop needs a root, as `ls` prints them");
+    if (parse_root(c->root, bytes, err) < 0)
+        return err->code;
+    drop.root = (ProtobufCBinaryData){sizeof bytes, bytes};
+    q.body_case = LONGHAUL__KV__V1__REQUEST__BODY_DROP;
+    q.drop = &drop;
+    lh_automsg(Longhaul__Kv__V1__Reply) r = cli_call(c, &q, err);
+    return r ? 0 : err->code;
+}

@@ -226,6 +226,14 @@ static int handle_open_root(struct kv_call *c, struct lh_error *err)
     return 0;
 }
 
+/* The file forgets them too: after a restart they are not there. */
+static void count_retired(struct kv_service *s, unsigned n)
+{
+    s->count.retired += n;
+    for (uint32_t i = 0; n && s->has_disk && i < KV_ROOT_SLOTS; i++)
+        kv_disk_root_changed(&s->disk, i);
+}
+
 static int handle_retire(struct kv_call *c, struct lh_error *err)
 {
     const Longhaul__Kv__V1__RetireRequest *q = c->request->retire;
@@ -240,10 +248,22 @@ static int handle_retire(struct kv_call *c, struct lh_error *err)
             return r;
     }
     unsigned n = kv_root_retire_others(&c->service->index, keep, q->n_keep);
-    for (uint32_t i = 0; n && c->service->has_disk && i < KV_ROOT_SLOTS; i++)
-        kv_disk_root_changed(&c->service->disk, i);
-    c->service->count.retired += n;
+    count_retired(c->service, n);
     lh_debug("retired", "roots=%u by=%s", n, c->peer->name);
+    return 0;
+}
+
+static int handle_drop(struct kv_call *c, struct lh_error *err)
+{
+    struct kv_key key;
+    int r = kv_check_key(&c->request->drop->root, "root", &key, err);
+
+    if (r < 0)
+        return r;
+    if (!kv_root_retire(&c->service->index, &key))
+        return lh_fail(err, LH_NOT_FOUND, "no live root of this key");
+    count_retired(c->service, 1);
+    lh_info("dropped", "a root, by=%s", c->peer->name);
     return 0;
 }
 
@@ -261,6 +281,7 @@ static const struct {
     [LONGHAUL__KV__V1__REQUEST__BODY_RELEASE] = {kv_handle_release, false},
     [LONGHAUL__KV__V1__REQUEST__BODY_STAT] = {kv_handle_stat, false},
     [LONGHAUL__KV__V1__REQUEST__BODY_LIST] = {kv_handle_list, false},
+    [LONGHAUL__KV__V1__REQUEST__BODY_DROP] = {handle_drop, false},
 };
 
 static int dispatch(struct kv_call *c, struct lh_error *err)

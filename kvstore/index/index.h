@@ -141,6 +141,8 @@ struct kv_root *kv_root_open(struct kv_index *ix, const struct kv_key *key,
 /* Every live root but `keep[0..n)`: one flag each, however many objects it has.  Returns how many.
  */
 unsigned kv_root_retire_others(struct kv_index *ix, const struct kv_key *keep, size_t n);
+/* That one; false when it is not live. */
+bool kv_root_retire(struct kv_index *ix, const struct kv_key *key);
 void kv_root_destroy(struct kv_root *r);
 /* True when kv_root_reclaim() has something to do now. */
 bool kv_root_reclaimable(const struct kv_index *ix);

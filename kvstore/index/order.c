@@ -93,7 +93,17 @@ void kv_index_settle(struct kv_index *ix, struct kv_node *n)
     }
 }
 
-static void drop_state(struct kv_index *ix, struct kv_node *n)
+/* The checkpoint behind a superseded one, which has one continuation. */
+static struct kv_node *next_boundary(const struct kv_index *ix, const struct kv_node *n)
+{
+    struct kv_node *at = kv_at(ix, n->child);
+
+    while (at && !kv_node_is_boundary(ix, at))
+        at = at->child && !kv_at(ix, at->child)->next ? kv_at(ix, at->child) : NULL;
+    return at && at->phase == KV_VISIBLE ? at : NULL;
+}
+
+static void forget_state(struct kv_index *ix, struct kv_node *n)
 {
     kv_index_leave_orders(ix, n);
     kv_index_account(ix, kv_root_of(ix, n), KV_STATE, &n->parts[KV_STATE], -1);
@@ -102,6 +112,22 @@ static void drop_state(struct kv_index *ix, struct kv_node *n)
     ix->evicted++;
     ix->superseded++;
     kv_index_settle(ix, n);
+}
+
+/* More hangs on the next checkpoint then. */
+static void drop_state(struct kv_index *ix, struct kv_node *n)
+{
+    struct kv_node *next = ix->policy->bonus ? next_boundary(ix, n) : NULL;
+
+    if (!next) {
+        forget_state(ix, n);
+        return;
+    }
+    kv_index_leave_orders(ix, next);
+    next->rank -= ix->policy->bonus(ix, next);
+    forget_state(ix, n);
+    next->rank += ix->policy->bonus(ix, next);
+    kv_index_settle(ix, next);
 }
 
 static uint64_t rank_in(const struct kv_index *ix, const struct kv_root *r, const struct kv_node *n)

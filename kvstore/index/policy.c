@@ -32,13 +32,21 @@ static double value_of(struct kv_index *ix, const struct kv_node *n)
     return tokens * (1 + (start + tokens / 2) / KNEE_TOKENS) / bytes;
 }
 
+/* What its value adds to the time of its last use. */
+static uint64_t bonus_of(struct kv_index *ix, const struct kv_node *n)
+{
+    double value = value_of(ix, n), sum = value + ix->mean_value;
+
+    return sum > 0 ? (uint64_t)(HORIZON_US * value / sum) : 0;
+}
+
 static void touch_value(struct kv_index *ix, struct kv_node *n)
 {
     double value = value_of(ix, n);
 
     ix->mean_value =
         ix->mean_value > 0 ? ix->mean_value + SMOOTHING * (value - ix->mean_value) : value;
-    n->rank = kv_index_tick(ix) + (uint64_t)(HORIZON_US * value / (value + ix->mean_value));
+    n->rank = kv_index_tick(ix) + bonus_of(ix, n);
 }
 
 static void touch_recency(struct kv_index *ix, struct kv_node *n)
@@ -87,7 +95,7 @@ static bool spare_fifo(struct kv_index *ix, struct kv_node *n)
 }
 
 static const struct kv_policy policies[] = {
-    {.name = "value", .touch = touch_value},
+    {.name = "value", .touch = touch_value, .bonus = bonus_of},
     {.name = "lru", .touch = touch_recency},
     {.name = "s3-fifo", .touch = touch_fifo, .spare = spare_fifo, .two_queues = true},
 };

@@ -31,6 +31,8 @@ struct kv_policy {
     /* True: the victim stays this time, its rank or queue changed; it is in no order now.  NULL =
      * never. */
     bool (*spare)(struct kv_index *ix, struct kv_node *n);
+    /* The part of a rank that changes with the checkpoint before it; NULL = none does. */
+    uint64_t (*bonus)(struct kv_index *ix, const struct kv_node *n);
     bool two_queues; /* KV_SMALL is used besides KV_MAIN */
 };
 

@@ -117,21 +117,22 @@ struct kv_root *kv_root_open(struct kv_index *ix, const struct kv_key *key,
     return r;
 }
 
-static bool is_kept(const struct kv_root *r, const struct kv_key *keep, size_t n)
+static bool is_named(const struct kv_root *r, const struct kv_key *keys, size_t n)
 {
     for (size_t i = 0; i < n; i++)
-        if (kv_key_equal(&r->key, &keep[i]))
+        if (kv_key_equal(&r->key, &keys[i]))
             return true;
     return false;
 }
 
-unsigned kv_root_retire_others(struct kv_index *ix, const struct kv_key *keep, size_t n)
+/* The live roots that are named, or those that are not. */
+static unsigned retire(struct kv_index *ix, const struct kv_key *keys, size_t n, bool named)
 {
     unsigned count = 0;
 
     for (struct kv_root **p = &ix->live; *p;) {
         struct kv_root *r = *p;
-        if (is_kept(r, keep, n)) {
+        if (is_named(r, keys, n) != named) {
             p = &r->next;
             continue;
         }
@@ -145,6 +146,16 @@ unsigned kv_root_retire_others(struct kv_index *ix, const struct kv_key *keep, s
     if (count)
         ix->sweep = ix->touched;
     return count;
+}
+
+unsigned kv_root_retire_others(struct kv_index *ix, const struct kv_key *keep, size_t n)
+{
+    return retire(ix, keep, n, false);
+}
+
+bool kv_root_retire(struct kv_index *ix, const struct kv_key *key)
+{
+    return retire(ix, key, 1, true);
 }
 
 bool kv_root_reclaimable(const struct kv_index *ix)

@@ -11,6 +11,7 @@
 #include "kvstore/client/link.h"
 #include "proto/clock.h"
 #include "proto/file.h"
+#include "proto/hex.h"
 
 /* Output of `kvstore ARGS` parsed as JSON (NULL if it is none) and its exit code. */
 static json_t *kvstore(const char *args, int *code)
@@ -156,5 +157,25 @@ Test(cli, a_bad_root_is_refused_and_tables_are_for_people)
     cr_assert(fgets(line, sizeof line, f) && strstr(line, "policy_step"));
     cr_assert(fgets(line, sizeof line, f) && strstr(line, " 5 "), "objects: %s", line);
     cr_assert(eq(int, pclose(f), 0));
+    daemon_stop(&d);
+}
+
+Test(cli, drop_makes_a_root_unmatchable)
+{
+    struct daemon d;
+    struct kv_key chain[4], root = root_of(1);
+    char hex[33];
+
+    daemon_start(&d, 1 << 20, 1 << 20);
+    lh_auto(kv_client) c = client_of(&d, "a");
+    fill(&d, c, chain, 4);
+    lh_hex_print(root.bytes, sizeof root.bytes, hex);
+    lh_autofree char *command = lh_format("drop %s", hex);
+    json_decref(of_job(&d, "drop", 1));
+    json_decref(of_job(&d, "drop 00000000000000000000000000000000", 1));
+    cr_assert(eq(sz, get_units(c, chain, 4, 0), 4));
+    json_decref(of_job(&d, command, 0));
+    cr_assert(eq(sz, get_units(c, chain, 4, 0), 0));
+    json_decref(of_job(&d, command, 1));
     daemon_stop(&d);
 }
