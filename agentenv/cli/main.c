@@ -158,14 +158,14 @@ static char *list_verbs(int key, const char *text, void *input)
     (void)input;
     if (key != ARGP_KEY_HELP_POST_DOC)
         return (char *)text;
-    lh_autofclose FILE *f = open_memstream(&out, &len);
+    FILE *f = open_memstream(&out, &len);
     if (!f)
         return (char *)text;
     fputs("Verbs (agentenv VERB --help says more):\n", f);
     for (size_t t = 0; cli_tables[t]; t++)
         for (const struct cli_verb *v = cli_tables[t]; v->name; v++)
             fprintf(f, "  %-16s %-19s %s\n", v->name, v->args, v->doc);
-    fflush(f);
+    fclose(f); /* only now is `out` what it will be */
     return out;
 }
 
