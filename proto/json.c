@@ -70,7 +70,8 @@ static int put(struct reading *r, struct buffer *b, const void *data, size_t len
         b->data = more;
         b->room = room;
     }
-    memcpy(b->data + b->len, data, len);
+    if (len) /* an empty message has no bytes to point to */
+        memcpy(b->data + b->len, data, len);
     b->len += len;
     return 0;
 }

@@ -38,10 +38,9 @@ static const char *text_of(const json_t *object, const char *name)
 /* {"digest": "sha256:HEX"} → blobs/sha256/HEX. */
 static int read_descriptor(const json_t *d, struct oci_blob *out, struct lh_error *err)
 {
-    static const char kind[] = "sha256:";
-    const char *digest = text_of(d, "digest"), *hex = digest + sizeof kind - 1;
+    const char *digest = text_of(d, "digest"), *hex = strchr(digest, ':');
 
-    if (strncmp(digest, kind, sizeof kind - 1) != 0 || strlen(hex) != 64 ||
+    if (!hex || strncmp(digest, "sha256:", 7) != 0 || strlen(++hex) != 64 ||
         hex[strspn(hex, "0123456789abcdef")])
         return lh_fail(err, LH_INVALID_ARGUMENT, "\"%.100s\" is no SHA-256 digest", digest);
     snprintf(out->sha256, sizeof out->sha256, "%s", hex);
