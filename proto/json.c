@@ -6,7 +6,6 @@
 
 #include <ctype.h>
 #include <errno.h>
-#include <inttypes.h>
 #include <jansson.h>
 #include <math.h>
 #include <sodium.h>
@@ -15,33 +14,9 @@
 #include <string.h>
 
 #include "proto/cleanup.h"
-#include "proto/text.h"
+#include "proto/json_fields.h"
 
-enum { NAME_SIZE = 128, DEPTH_MAX = 32 };
-
-static void lh_cleanup_json(json_t **j)
-{
-    json_decref(*j);
-}
-#define auto_json __attribute__((cleanup(lh_cleanup_json))) json_t *
-
-/* "memory_bytes" → "memoryBytes". */
-static void camel_case(const char *name, char out[NAME_SIZE])
-{
-    size_t n = 0;
-
-    for (bool up = false; *name && n < NAME_SIZE - 1; name++) {
-        if (*name == '_') {
-            up = true;
-            continue;
-        }
-        out[n++] = up ? (char)toupper((unsigned char)*name) : *name;
-        up = false;
-    }
-    out[n] = 0;
-}
-
-/* ---- reading ---- */
+enum { DEPTH_MAX = 32 };
 
 struct buffer {
     uint8_t *data;
@@ -197,34 +172,8 @@ static int put_nested(struct reading *r, struct buffer *b, const ProtobufCFieldD
     return rc;
 }
 
-enum wire { VARINT, FIXED64, BLOCK, FIXED32 = 5 };
-
-/* How each type goes on the wire; zigzag for the sint ones. */
-static const struct coding {
-    enum wire wire;
-    bool is_signed, zigzag;
-    unsigned bits; /* 0 = not a whole number */
-} codings[] = {
-    [PROTOBUF_C_TYPE_INT32] = {VARINT, true, false, 32},
-    [PROTOBUF_C_TYPE_SINT32] = {VARINT, true, true, 32},
-    [PROTOBUF_C_TYPE_SFIXED32] = {FIXED32, true, false, 32},
-    [PROTOBUF_C_TYPE_INT64] = {VARINT, true, false, 64},
-    [PROTOBUF_C_TYPE_SINT64] = {VARINT, true, true, 64},
-    [PROTOBUF_C_TYPE_SFIXED64] = {FIXED64, true, false, 64},
-    [PROTOBUF_C_TYPE_UINT32] = {VARINT, false, false, 32},
-    [PROTOBUF_C_TYPE_FIXED32] = {FIXED32, false, false, 32},
-    [PROTOBUF_C_TYPE_UINT64] = {VARINT, false, false, 64},
-    [PROTOBUF_C_TYPE_FIXED64] = {FIXED64, false, false, 64},
-    [PROTOBUF_C_TYPE_FLOAT] = {FIXED32, false, false, 0},
-    [PROTOBUF_C_TYPE_DOUBLE] = {FIXED64, false, false, 0},
-    [PROTOBUF_C_TYPE_BOOL] = {VARINT, false, false, 0},
-    [PROTOBUF_C_TYPE_ENUM] = {VARINT, false, false, 0},
-    [PROTOBUF_C_TYPE_STRING] = {BLOCK, false, false, 0},
-    [PROTOBUF_C_TYPE_BYTES] = {BLOCK, false, false, 0},
-    [PROTOBUF_C_TYPE_MESSAGE] = {BLOCK, false, false, 0},
-};
-
-static int put_integer(struct reading *r, struct buffer *b, const struct coding *c, const json_t *v)
+static int put_integer(struct reading *r, struct buffer *b, const struct json_coding *c,
+                       const json_t *v)
 {
     uint64_t n;
     int rc = read_integer(r, v, c->is_signed, c->bits, &n);
@@ -233,9 +182,9 @@ static int put_integer(struct reading *r, struct buffer *b, const struct coding 
         return rc;
     if (c->zigzag)
         n = n << 1 ^ (uint64_t)((int64_t)n >> 63);
-    if (c->wire == VARINT)
+    if (c->wire == JSON_VARINT)
         return put_varint(r, b, n);
-    return put(r, b, &n, c->wire == FIXED64 ? 8 : 4); /* little-endian, as the wire */
+    return put(r, b, &n, c->wire == JSON_FIXED64 ? 8 : 4); /* little-endian, as the wire */
 }
 
 static int put_real(struct reading *r, struct buffer *b, const ProtobufCFieldDescriptor *f,
@@ -255,7 +204,7 @@ static int put_real(struct reading *r, struct buffer *b, const ProtobufCFieldDes
 static int put_value(struct reading *r, struct buffer *b, const ProtobufCFieldDescriptor *f,
                      const json_t *v)
 {
-    const struct coding *c = &codings[f->type];
+    const struct json_coding *c = &json_codings[f->type];
     uint64_t n = 0;
     int rc = put_varint(r, b, (uint64_t)f->id << 3 | c->wire);
 
@@ -306,10 +255,10 @@ static int put_field(struct reading *r, struct buffer *b, const ProtobufCFieldDe
 static const ProtobufCFieldDescriptor *find_field(const ProtobufCMessageDescriptor *d,
                                                   const char *name)
 {
-    char camel[NAME_SIZE];
+    char camel[JSON_NAME_SIZE];
 
     for (unsigned i = 0; i < d->n_fields; i++) {
-        camel_case(d->fields[i].name, camel);
+        json_camel_case(d->fields[i].name, camel);
         if (!strcmp(name, camel) || !strcmp(name, d->fields[i].name))
             return &d->fields[i];
     }
@@ -367,7 +316,7 @@ ProtobufCMessage *lh_json_parse(const ProtobufCMessageDescriptor *type, const ch
     struct reading r = {.err = err};
     struct buffer b = {0};
     json_error_t why;
-    auto_json top = json_loadb(text, len, JSON_REJECT_DUPLICATES, &why);
+    json_auto top = json_loadb(text, len, JSON_REJECT_DUPLICATES, &why);
     ProtobufCMessage *m = NULL;
 
     if (!top)
@@ -378,111 +327,4 @@ ProtobufCMessage *lh_json_parse(const ProtobufCMessageDescriptor *type, const ch
         m = lh_parse(type, b.data ? b.data : (const uint8_t *)"", b.len, limits, err);
     free(b.data);
     return m;
-}
-
-/* ---- printing ---- */
-
-static json_t *print_message(const ProtobufCMessage *m);
-
-static json_t *print_double(double d)
-{
-    if (isfinite(d))
-        return json_real(d);
-    return json_string(isnan(d) ? "NaN" : d > 0 ? "Infinity" : "-Infinity");
-}
-
-static json_t *print_bytes(const ProtobufCBinaryData *b)
-{
-    size_t size = sodium_base64_encoded_len(b->len, sodium_base64_VARIANT_ORIGINAL);
-    lh_autofree char *text = malloc(size);
-
-    return text ? json_string(sodium_bin2base64(text, size, b->data, b->len,
-                                                sodium_base64_VARIANT_ORIGINAL))
-                : NULL;
-}
-
-static json_t *print_enum(const ProtobufCEnumDescriptor *e, int number)
-{
-    const ProtobufCEnumValue *v = protobuf_c_enum_descriptor_get_value(e, number);
-
-    return v ? json_string(v->name) : json_integer(number);
-}
-
-static json_t *print_integer(const struct coding *c, const void *at)
-{
-    char text[24];
-
-    if (c->bits == 32)
-        return json_integer(c->is_signed ? *(const int32_t *)at
-                                         : (json_int_t) * (const uint32_t *)at);
-    if (c->is_signed)
-        snprintf(text, sizeof text, "%" PRId64, *(const int64_t *)at);
-    else
-        snprintf(text, sizeof text, "%" PRIu64, *(const uint64_t *)at);
-    return json_string(text);
-}
-
-static json_t *print_value(const ProtobufCFieldDescriptor *f, const void *at)
-{
-    if (codings[f->type].bits)
-        return print_integer(&codings[f->type], at);
-    switch (f->type) {
-    case PROTOBUF_C_TYPE_BOOL:
-        return json_boolean(*(const protobuf_c_boolean *)at);
-    case PROTOBUF_C_TYPE_ENUM:
-        return print_enum(f->descriptor, *(const int *)at);
-    case PROTOBUF_C_TYPE_STRING:
-        return json_string(*(char *const *)at);
-    case PROTOBUF_C_TYPE_BYTES:
-        return print_bytes(at);
-    case PROTOBUF_C_TYPE_MESSAGE:
-        return print_message(*(ProtobufCMessage *const *)at);
-    case PROTOBUF_C_TYPE_FLOAT:
-        return print_double((double)*(const float *)at);
-    default:
-        return print_double(*(const double *)at);
-    }
-}
-
-static json_t *print_field(const ProtobufCFieldDescriptor *f, const void *items, size_t n)
-{
-    if (f->label != PROTOBUF_C_LABEL_REPEATED)
-        return print_value(f, items);
-    auto_json list = json_array();
-    for (size_t i = 0; i < n; i++)
-        if (json_array_append_new(list,
-                                  print_value(f, (const char *)items + i * lh_field_size(f))) < 0)
-            return NULL;
-    return lh_steal(&list);
-}
-
-static json_t *print_message(const ProtobufCMessage *m)
-{
-    const ProtobufCMessageDescriptor *d = m->descriptor;
-    auto_json object = json_object();
-    char name[NAME_SIZE];
-
-    for (unsigned i = 0; i < d->n_fields; i++) {
-        const void *items;
-        size_t n = lh_field_items(m, &d->fields[i], &items);
-        camel_case(d->fields[i].name, name);
-        if (n && json_object_set_new(object, name, print_field(&d->fields[i], items, n)) < 0)
-            return NULL;
-    }
-    return lh_steal(&object);
-}
-
-char *lh_json_print(const ProtobufCMessage *m, struct lh_error *err)
-{
-    auto_json object = print_message(m);
-    lh_autofree char *text =
-        object ? json_dumps(object, JSON_INDENT(2) | JSON_REAL_PRECISION(17)) : NULL;
-    size_t len = text ? strlen(text) : 0;
-    char *line = text ? realloc(text, len + 2) : NULL;
-
-    if (!line)
-        return lh_fail(err, LH_RESOURCE_EXHAUSTED, "no memory for JSON"), NULL;
-    text = NULL;
-    memcpy(line + len, "\n", 2);
-    return line;
 }
