@@ -2,162 +2,16 @@
  */
 #include <criterion/criterion.h>
 #include <criterion/new/assert.h>
-#include <pthread.h>
 #include <signal.h>
-#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "proto/clock.h"
-#include "proto/wait.h"
 #include "tests/unit/agentenv/lab.h"
+#include "tests/unit/agentenv/talk.h"
 
 TestSuite(exec, .init = lab_init, .fini = lab_fini, .timeout = 120);
-
-enum { PATIENCE_MS = 10000 };
-
-/* An exec that a thread of its own follows. */
-struct talk {
-    struct box *box;
-    struct box_exec_spec spec;
-    bool join; /* box_exec_attach */
-    pthread_t thread;
-    struct box_exec_result result;
-    struct lh_error error;
-    int rc;
-    atomic_bool leave;
-    pthread_mutex_t lock;
-    pthread_cond_t more;
-    char out[1 << 20]; /* with a NUL */
-    size_t len;
-    uint64_t first, next; /* where its output began, and where it goes on */
-    bool gap, joined;
-    uint64_t stdin_bytes;
-};
-
-static int on_output(void *ctx, enum box_stream stream, uint64_t offset, const void *data,
-                     size_t len)
-{
-    struct talk *t = ctx;
-
-    LH_LOCKED(&t->lock);
-    if (t->len == 0)
-        t->first = offset;
-    t->gap |= t->len > 0 && offset != t->next;
-    t->next = offset + len;
-    if (t->len + len < sizeof t->out) {
-        memcpy(t->out + t->len, data, len);
-        t->len += len;
-    }
-    pthread_cond_broadcast(&t->more);
-    return 0;
-}
-
-static void on_attached(void *ctx, uint64_t stdin_bytes)
-{
-    struct talk *t = ctx;
-
-    LH_LOCKED(&t->lock);
-    t->joined = true;
-    t->stdin_bytes = stdin_bytes;
-    pthread_cond_broadcast(&t->more);
-}
-
-static bool on_cancelled(void *ctx)
-{
-    return ((struct talk *)ctx)->leave;
-}
-
-static void *follow(void *arg)
-{
-    struct talk *t = arg;
-
-    t->rc = (t->join ? box_exec_attach : box_exec)(t->box, &t->spec, &t->result, &t->error);
-    return NULL;
-}
-
-static struct talk *begin(struct box *b, const struct box_exec_spec *spec, bool join)
-{
-    struct talk *t = calloc(1, sizeof *t);
-    pthread_condattr_t attr;
-
-    cr_assert(t != NULL);
-    t->box = b;
-    t->spec = *spec;
-    t->join = join;
-    t->spec.output = on_output;
-    t->spec.attached = on_attached;
-    t->spec.cancelled = on_cancelled;
-    t->spec.ctx = t;
-    if (!t->spec.timeout_ms)
-        t->spec.timeout_ms = 30000;
-    pthread_mutex_init(&t->lock, NULL);
-    pthread_condattr_init(&attr);
-    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
-    pthread_cond_init(&t->more, &attr);
-    pthread_condattr_destroy(&attr);
-    cr_assert(pthread_create(&t->thread, NULL, follow, t) == 0);
-    return t;
-}
-
-static const char **sh(const char *script)
-{
-    static __thread const char *argv[] = {"sh", "-c", NULL, NULL};
-
-    argv[2] = script;
-    return argv;
-}
-
-static void wait_joined(struct talk *t)
-{
-    int64_t until = lh_now_ms() + PATIENCE_MS;
-
-    LH_LOCKED(&t->lock);
-    while (!t->joined)
-        cr_assert(lh_wait_until(&t->more, &t->lock, until), "not joined");
-}
-
-static void wait_output(struct talk *t, const char *text)
-{
-    int64_t until = lh_now_ms() + PATIENCE_MS;
-
-    LH_LOCKED(&t->lock);
-    while (!memmem(t->out, t->len, text, strlen(text)))
-        cr_assert(lh_wait_until(&t->more, &t->lock, until), "\"%s\" never came in \"%.1000s\"",
-                  text, t->out);
-}
-
-static void type(struct talk *t, const char *text, uint64_t offset)
-{
-    struct box_exec_input in = {.data = text, .len = strlen(text), .offset = offset};
-    struct lh_error err = {0};
-
-    cr_assert(box_exec_input(t->box, t->spec.exec_id, &in, lh_now_ms() + PATIENCE_MS, &err) == 0,
-              "%s", err.message);
-}
-
-static void tell(struct talk *t, struct box_exec_input in)
-{
-    struct lh_error err = {0};
-
-    cr_assert(box_exec_input(t->box, t->spec.exec_id, &in, lh_now_ms() + PATIENCE_MS, &err) == 0,
-              "%s", err.message);
-}
-
-static struct talk *finish(struct talk *t)
-{
-    pthread_join(t->thread, NULL);
-    t->out[t->len] = 0;
-    return t;
-}
-
-static void leave(struct talk *t)
-{
-    t->leave = true;
-    finish(t);
-    cr_assert(t->rc == 0 && t->result.cancelled, "%s", t->error.message);
-}
 
 static void destroy(struct box *b)
 {
@@ -172,18 +26,19 @@ Test(exec, a_terminal_has_a_size_a_session_and_an_owner)
 {
     struct box *b = lab_start(&lab, "one");
     struct box_exec_spec s = {.exec_id = "t",
-                              .argv = sh("stty size; tty; stat -c %u $(tty); read x; echo got $x; "
-                                         "stty size; exit 5"),
+                              .argv =
+                                  talk_sh("stty size; tty; stat -c %u $(tty); read x; echo got $x; "
+                                          "stty size; exit 5"),
                               .user = "user",
                               .terminal = true,
                               .rows = 33,
                               .cols = 99};
-    struct talk *t = begin(b, &s, false);
+    struct talk *t = talk_begin(b, &s, false);
 
-    wait_output(t, "1000\r\n");
-    tell(t, (struct box_exec_input){.rows = 40, .cols = 120});
-    type(t, "hello\n", 0);
-    finish(t);
+    talk_wait_output(t, "1000\r\n");
+    talk_tell(t, (struct box_exec_input){.rows = 40, .cols = 120});
+    talk_type(t, "hello\n", 0);
+    talk_finish(t);
     cr_assert(t->rc == 0, "%s", t->error.message);
     cr_assert(eq(int, t->result.status, 5));
     cr_assert(
@@ -195,18 +50,18 @@ Test(exec, a_terminal_has_a_size_a_session_and_an_owner)
 Test(exec, keys_of_a_terminal_interrupt_and_end)
 {
     struct box *b = lab_start(&lab, "one");
-    struct box_exec_spec s = {.exec_id = "t",
-                              .argv =
-                                  sh("trap 'hit=1; echo interrupted' INT; echo ready; "
-                                     "while [ -z \"$hit\" ]; do sleep 0.05; done; cat; echo done"),
-                              .terminal = true};
-    struct talk *t = begin(b, &s, false);
+    struct box_exec_spec s = {
+        .exec_id = "t",
+        .argv = talk_sh("trap 'hit=1; echo interrupted' INT; echo ready; "
+                        "while [ -z \"$hit\" ]; do sleep 0.05; done; cat; echo done"),
+        .terminal = true};
+    struct talk *t = talk_begin(b, &s, false);
 
-    wait_output(t, "ready");
-    type(t, "\003", 0);
-    wait_output(t, "interrupted");
-    tell(t, (struct box_exec_input){.end = true});
-    finish(t);
+    talk_wait_output(t, "ready");
+    talk_type(t, "\003", 0);
+    talk_wait_output(t, "interrupted");
+    talk_tell(t, (struct box_exec_input){.end = true});
+    talk_finish(t);
     cr_assert(eq(int, t->result.status, 0), "%s", t->out);
     cr_assert(strstr(t->out, "done") != NULL, "%s", t->out);
     free(t);
@@ -216,11 +71,11 @@ Test(exec, keys_of_a_terminal_interrupt_and_end)
 Test(exec, a_false_terminal_device_is_not_believed)
 {
     struct box *b = lab_start(&lab, "one");
-    struct box_exec_spec s = {.exec_id = "t", .argv = sh("echo no"), .terminal = true};
+    struct box_exec_spec s = {.exec_id = "t", .argv = talk_sh("echo no"), .terminal = true};
     const char *script = "mv /dev /old && mkdir -p /dev/pts && mkfifo /dev/pts/ptmx && echo moved";
 
     cr_assert(eq(str, (char *)lab_out(b, script), (char *)"moved"));
-    struct talk *t = finish(begin(b, &s, false));
+    struct talk *t = talk_finish(talk_begin(b, &s, false));
     cr_assert(t->rc < 0);
     free(t);
     cr_assert(eq(str, (char *)lab_out(b, "echo alive"), (char *)"alive"));
@@ -232,19 +87,20 @@ Test(exec, a_false_terminal_device_is_not_believed)
 Test(exec, input_comes_once_in_order_and_ends)
 {
     struct box *b = lab_start(&lab, "one");
-    struct box_exec_spec s = {.exec_id = "cat", .argv = sh("cat; echo end"), .stdin_open = true};
-    struct talk *t = begin(b, &s, false);
+    struct box_exec_spec s = {
+        .exec_id = "cat", .argv = talk_sh("cat; echo end"), .stdin_open = true};
+    struct talk *t = talk_begin(b, &s, false);
 
-    wait_joined(t);
-    type(t, "one ", 0);
-    wait_output(t, "one ");
-    type(t, "one two ", 0); /* after a reply that was lost */
-    type(t, "two", 4);
-    wait_output(t, "two ");
-    type(t, "later", 100); /* nobody knows what belongs between */
-    type(t, "three", 8);
-    tell(t, (struct box_exec_input){.end = true});
-    finish(t);
+    talk_wait_joined(t);
+    talk_type(t, "one ", 0);
+    talk_wait_output(t, "one ");
+    talk_type(t, "one two ", 0); /* after a reply that was lost */
+    talk_type(t, "two", 4);
+    talk_wait_output(t, "two ");
+    talk_type(t, "later", 100); /* nobody knows what belongs between */
+    talk_type(t, "three", 8);
+    talk_tell(t, (struct box_exec_input){.end = true});
+    talk_finish(t);
     cr_assert(eq(str, t->out, (char *)"one two threeend\n"));
     free(t);
     destroy(b);
@@ -255,14 +111,14 @@ Test(exec, much_input_waits_for_its_reader)
     enum { SIZE = 3 << 20 };
     struct box *b = lab_start(&lab, "one");
     struct box_exec_spec s = {
-        .exec_id = "wc", .argv = sh("sleep 0.5; md5sum; wc -c"), .stdin_open = true};
-    struct talk *t = begin(b, &s, false);
+        .exec_id = "wc", .argv = talk_sh("sleep 0.5; md5sum; wc -c"), .stdin_open = true};
+    struct talk *t = talk_begin(b, &s, false);
     char *data = malloc(SIZE);
 
     memset(data, 'x', SIZE);
-    wait_joined(t);
-    tell(t, (struct box_exec_input){.data = data, .len = SIZE, .end = true});
-    finish(t);
+    talk_wait_joined(t);
+    talk_tell(t, (struct box_exec_input){.data = data, .len = SIZE, .end = true});
+    talk_finish(t);
     cr_assert(eq(str, t->out, (char *)"c1887f0c970afa48194adf7f5c504696  -\n0\n"), "%s", t->out);
     free(data);
     free(t);
@@ -274,17 +130,17 @@ Test(exec, a_command_that_does_not_read_can_still_be_ended)
     enum { SIZE = 2 << 20 };
     struct box *b = lab_start(&lab, "one");
     struct box_exec_spec s = {.exec_id = "deaf",
-                              .argv = sh("trap 'echo term; exit 9' TERM; echo ready; "
-                                         "while :; do sleep 0.05; done"),
+                              .argv = talk_sh("trap 'echo term; exit 9' TERM; echo ready; "
+                                              "while :; do sleep 0.05; done"),
                               .stdin_open = true};
-    struct talk *t = begin(b, &s, false);
+    struct talk *t = talk_begin(b, &s, false);
     struct box_exec_input in = {.data = calloc(1, SIZE), .len = SIZE};
 
-    wait_output(t, "ready");
+    talk_wait_output(t, "ready");
     cr_assert(
         eq(int, box_exec_input(b, "deaf", &in, lh_now_ms() + 300, NULL), LH_DEADLINE_EXCEEDED));
-    tell(t, (struct box_exec_input){.signal = SIGTERM});
-    finish(t);
+    talk_tell(t, (struct box_exec_input){.signal = SIGTERM});
+    talk_finish(t);
     cr_assert(eq(int, t->result.status, 9));
     cr_assert(strstr(t->out, "term\n") != NULL, "%s", t->out);
     cr_assert(
@@ -297,13 +153,14 @@ Test(exec, a_command_that_does_not_read_can_still_be_ended)
 Test(exec, the_last_signal_ends_the_whole_tree)
 {
     struct box *b = lab_start(&lab, "one");
-    struct box_exec_spec s = {
-        .exec_id = "tree", .argv = sh("setsid sleep 987 & echo ready; sleep 99"), .outlives = true};
-    struct talk *t = begin(b, &s, false);
+    struct box_exec_spec s = {.exec_id = "tree",
+                              .argv = talk_sh("setsid sleep 987 & echo ready; sleep 99"),
+                              .outlives = true};
+    struct talk *t = talk_begin(b, &s, false);
 
-    wait_output(t, "ready");
-    tell(t, (struct box_exec_input){.signal = SIGKILL});
-    finish(t);
+    talk_wait_output(t, "ready");
+    talk_tell(t, (struct box_exec_input){.signal = SIGKILL});
+    talk_finish(t);
     cr_assert(eq(int, t->result.signal, SIGKILL));
     lab_out(b,
             "for i in $(seq 50); do ps | grep -q '[s]leep 987' || exit 0; sleep 0.1; done; exit 1");
@@ -317,21 +174,21 @@ Test(exec, a_command_outlives_its_caller_and_goes_on_where_he_was)
 {
     struct box *b = lab_start(&lab, "one");
     struct box_exec_spec s = {.exec_id = "long",
-                              .argv = sh("echo one; read x; echo $x >&2; exit 4"),
+                              .argv = talk_sh("echo one; read x; echo $x >&2; exit 4"),
                               .stdin_open = true,
                               .outlives = true};
-    struct talk *t = begin(b, &s, false);
+    struct talk *t = talk_begin(b, &s, false);
 
-    wait_output(t, "one\n");
-    type(t, "tw", 0);
-    leave(t);
+    talk_wait_output(t, "one\n");
+    talk_type(t, "tw", 0);
+    talk_leave(t);
     s.offset = t->next;
     free(t);
-    t = begin(b, &s, true);
-    wait_joined(t);
+    t = talk_begin(b, &s, true);
+    talk_wait_joined(t);
     cr_assert(eq(u64, t->stdin_bytes, 2));
-    type(t, "two\n", 0);
-    finish(t);
+    talk_type(t, "two\n", 0);
+    talk_finish(t);
     cr_assert(t->rc == 0, "%s", t->error.message);
     cr_assert(eq(u64, t->first, 4));
     cr_assert(eq(str, t->out, (char *)"two\n"));
@@ -340,11 +197,11 @@ Test(exec, a_command_outlives_its_caller_and_goes_on_where_he_was)
     free(t);
 
     s.offset = 0; /* the result stays */
-    t = finish(begin(b, &s, true));
+    t = talk_finish(talk_begin(b, &s, true));
     cr_assert(eq(str, t->out, (char *)"one\ntwo\n"));
     cr_assert(eq(int, t->result.status, 4));
     free(t);
-    t = finish(begin(b, &s, false));
+    t = talk_finish(talk_begin(b, &s, false));
     cr_assert(eq(int, t->rc, LH_ALREADY_EXISTS));
     free(t);
     destroy(b);
@@ -358,15 +215,15 @@ Test(exec, results_that_stay_are_bounded)
 
     for (int i = 0; i < RUNS; i++) {
         snprintf(id, sizeof id, "r%d", i);
-        struct box_exec_spec s = {.exec_id = id, .argv = sh("echo x"), .outlives = true};
-        struct talk *t = finish(begin(b, &s, false));
+        struct box_exec_spec s = {.exec_id = id, .argv = talk_sh("echo x"), .outlives = true};
+        struct talk *t = talk_finish(talk_begin(b, &s, false));
         cr_assert(t->rc == 0, "%s", t->error.message);
         free(t);
     }
     for (int i = 0; i < RUNS; i++) {
         snprintf(id, sizeof id, "r%d", i);
         struct box_exec_spec s = {.exec_id = id};
-        struct talk *t = finish(begin(b, &s, true));
+        struct talk *t = talk_finish(talk_begin(b, &s, true));
         cr_assert(eq(int, t->rc, i < RUNS - KEPT ? LH_NOT_FOUND : 0), "%d: %s", i,
                   t->error.message);
         free(t);
@@ -378,18 +235,18 @@ Test(exec, who_attaches_takes_over)
 {
     struct box *b = lab_start(&lab, "one");
     struct box_exec_spec s = {.exec_id = "x",
-                              .argv = sh("echo one; read x; echo $x"),
+                              .argv = talk_sh("echo one; read x; echo $x"),
                               .stdin_open = true,
                               .outlives = true};
-    struct talk *first = begin(b, &s, false);
+    struct talk *first = talk_begin(b, &s, false);
 
-    wait_output(first, "one");
-    struct talk *second = begin(b, &s, true);
-    wait_output(second, "one");
-    finish(first);
+    talk_wait_output(first, "one");
+    struct talk *second = talk_begin(b, &s, true);
+    talk_wait_output(second, "one");
+    talk_finish(first);
     cr_assert(eq(int, first->rc, LH_ABORTED), "%s", first->error.message);
-    type(second, "two\n", 0);
-    finish(second);
+    talk_type(second, "two\n", 0);
+    talk_finish(second);
     cr_assert(eq(str, second->out, (char *)"one\ntwo\n"));
     free(first);
     free(second);
@@ -401,27 +258,27 @@ Test(exec, a_tail_loses_nothing_while_somebody_reads_and_keeps_the_end_otherwise
     struct box *b = lab_start(&lab, "one");
     const char *script = "seq 100000; read x; seq 200000 300000; echo end; read x";
     struct box_exec_spec s = {.exec_id = "seq",
-                              .argv = sh(script),
+                              .argv = talk_sh(script),
                               .stdin_open = true,
                               .keep_tail = true,
                               .output_bytes = 100000,
                               .outlives = true};
-    struct talk *t = begin(b, &s, false);
+    struct talk *t = talk_begin(b, &s, false);
 
-    wait_output(t, "\n100000\n");
+    talk_wait_output(t, "\n100000\n");
     cr_assert(not(t->gap));
     cr_assert(eq(u64, t->next, 588895), "all of it"); /* 9·2 + 90·3 + 900·4 + ... + 7 */
-    type(t, "\n", 0);
-    leave(t);
+    talk_type(t, "\n", 0);
+    talk_leave(t);
     free(t);
-    int64_t until = lh_now_ms() + PATIENCE_MS;
+    int64_t until = lh_now_ms() + TALK_PATIENCE_MS;
     do { /* nobody reads: the command is not held up */
         s.offset = 588895;
-        t = begin(b, &s, true);
-        wait_joined(t);
+        t = talk_begin(b, &s, true);
+        talk_wait_joined(t);
         usleep(50000);
         t->leave = true;
-        finish(t);
+        talk_finish(t);
         if (strstr(t->out, "end\n"))
             break;
         free(t);
@@ -430,10 +287,10 @@ Test(exec, a_tail_loses_nothing_while_somebody_reads_and_keeps_the_end_otherwise
     cr_assert(not(t->gap));
     free(t);
     s.offset = 0;
-    t = begin(b, &s, true);
-    wait_output(t, "end\n");
-    type(t, "\n", 1);
-    finish(t);
+    t = talk_begin(b, &s, true);
+    talk_wait_output(t, "end\n");
+    talk_type(t, "\n", 1);
+    talk_finish(t);
     cr_assert(t->first > 588895, "the beginning is gone");
     cr_assert(t->len >= 60000 && t->len <= 200000, "%zu", t->len);
     cr_assert(t->result.truncated, "and that is said");
@@ -460,7 +317,7 @@ Test(exec, limits_of_one_command_are_not_those_of_the_next)
 
     for (size_t i = 0; i < LH_ARRAY_SIZE(cases); i++) {
         struct box_exec_spec s = {.exec_id = "l",
-                                  .argv = sh(cases[i].script),
+                                  .argv = talk_sh(cases[i].script),
                                   .limits = cases[i].limits,
                                   .timeout_ms = 10000};
         struct lab_result *r = lab_exec(b, &s);
