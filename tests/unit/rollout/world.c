@@ -13,7 +13,6 @@
 #include <unistd.h>
 
 #include "longhaul/job/v1/job.pb-c.h"
-#include "longhaul/task/v1/service.pb-c.h"
 #include "proto/clock.h"
 #include "proto/file.h"
 #include "proto/parse.h"
@@ -101,80 +100,6 @@ static void import_image(struct world *w)
                       &longhaul__sandbox__v1__image_info__descriptor, 30000, &reply, &err);
     cr_assert(eq(int, r, 0), "%s", err.message);
     lh_message_free(reply);
-}
-
-static int registered(void *ctx, const ProtobufCMessage *m, struct lh_error *err)
-{
-    const Longhaul__Task__V1__RegisterReply *r = (const void *)m;
-
-    (void)err;
-    cr_assert(r->accepted, "%s: %s", r->name, r->error);
-    ++*(int *)ctx;
-    return 0;
-}
-
-static void register_tasks(struct world *w)
-{
-    Longhaul__Task__V1__RegisterRequest req = LONGHAUL__TASK__V1__REGISTER_REQUEST__INIT;
-    Longhaul__Task__V1__TaskSet set = LONGHAUL__TASK__V1__TASK_SET__INIT;
-    Longhaul__Task__V1__Task two = LONGHAUL__TASK__V1__TASK__INIT, agent = two;
-    Longhaul__Task__V1__Message prompt = LONGHAUL__TASK__V1__MESSAGE__INIT, *prompts[] = {&prompt};
-    Longhaul__Task__V1__Environment env = LONGHAUL__TASK__V1__ENVIRONMENT__INIT;
-    Longhaul__Task__V1__Verifier verifier = LONGHAUL__TASK__V1__VERIFIER__INIT;
-    Longhaul__Task__V1__Oracle oracle = LONGHAUL__TASK__V1__ORACLE__INIT;
-    const char *setup[] = {"mkdir sub && echo secret >sub/word"};
-    const char *actions[] = {"cd sub; ls; export N=7; false", "echo $N >n; cat word >../out"};
-    Longhaul__Task__V1__Task broken = two, noisy = two;
-    Longhaul__Task__V1__Task *tasks[] = {&two, &agent, &broken, &noisy};
-    Longhaul__Task__V1__Verifier loud = LONGHAUL__TASK__V1__VERIFIER__INIT;
-    Longhaul__Task__V1__Oracle noise = LONGHAUL__TASK__V1__ORACLE__INIT;
-    const char *noises[] = {"printf 'a\\377\\000\\303('", "touch sub/done",
-                            "dd if=/dev/zero bs=1048576 count=100 2>/dev/null", "true"};
-    Longhaul__Task__V1__Environment bad = LONGHAUL__TASK__V1__ENVIRONMENT__INIT;
-    const char *bad_setup[] = {"echo no such thing; false"};
-    struct lh_error err = {0};
-    int n = 0;
-
-    prompt.role = LONGHAUL__TASK__V1__ROLE__ROLE_USER;
-    prompt.text = (char *)"copy the word";
-    env.image = (char *)"box";
-    env.setup = (char **)setup;
-    env.n_setup = 1;
-    verifier.command = (char *)"[ \"$(cat out)\" = secret ] && [ \"$(cat sub/n)\" = 7 ]";
-    oracle.actions = (char **)actions;
-    oracle.n_actions = 2;
-    two.name = (char *)TASK_TWO;
-    two.revision = 1;
-    two.licence = (char *)"Apache-2.0";
-    two.split = LONGHAUL__TASK__V1__SPLIT__SPLIT_TRAIN;
-    two.prompt = prompts;
-    two.n_prompt = 1;
-    two.environment = &env;
-    two.verifier = &verifier;
-    agent = two;
-    agent.name = (char *)TASK_AGENT;
-    broken = two;
-    broken.name = (char *)TASK_BROKEN;
-    bad = env;
-    bad.setup = (char **)bad_setup;
-    broken.environment = &bad;
-    noisy = two;
-    noisy.name = (char *)TASK_NOISY;
-    loud.command = (char *)"printf '\\377\\303'; [ -e sub/done ]; exit $?";
-    noisy.verifier = &loud;
-    noise.actions = (char **)noises;
-    noise.n_actions = LH_ARRAY_SIZE(noises);
-    noisy.oracle = &noise;
-    two.oracle = broken.oracle = &oracle;
-    set.tasks = tasks;
-    set.n_tasks = LH_ARRAY_SIZE(tasks);
-    req.set = &set;
-    req.no_verify = true; /* its oracle is not run by the harness there */
-    int r =
-        rpc_stream(w->agentenv, "/longhaul.task.v1.Tasks/Add", &req.base,
-                   &longhaul__task__v1__register_reply__descriptor, 60000, registered, &n, &err);
-    cr_assert(eq(int, r, 0), "%s", err.message);
-    cr_assert(eq(int, n, (int)LH_ARRAY_SIZE(tasks)));
 }
 
 /* ---- processes ---- */
@@ -279,7 +204,7 @@ void world_open(struct world *w, uint64_t kv_budget_bytes)
     w->arbiterd = spawn(arbiterd);
     w->kvstored = spawn(kvstored);
     import_image(w);
-    register_tasks(w);
+    world_register_tasks(w);
     lend_weights(w);
     lh_autofree char *endpoint = lh_format("ipc://%s/run/experience.sock", w->dir);
     w->intake = channel_intake_create(endpoint, 1 << 20, &err);

@@ -57,6 +57,8 @@ struct world {
 
 /* Skips the test when sandboxes cannot run here. */
 void world_open(struct world *w, uint64_t kv_budget_bytes);
+/* Part of it: the tasks named above. */
+void world_register_tasks(struct world *w);
 /* Stops all, checks that the worker ends cleanly and that nothing of it is left. */
 void world_close(struct world *w);
 
