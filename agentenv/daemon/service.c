@@ -1,3 +1,6 @@
+/* The sandbox service: which method is served by what, and the handlers too short for a file of
+ * their own.  A handler checks what it was asked for, calls the inside, and answers with the
+ * sandbox as it is then; nothing here holds state. */
 #include "agentenv/daemon/service.h"
 
 #include <errno.h>
@@ -11,7 +14,7 @@
 #include "proto/clock.h"
 #include "proto/parse.h"
 
-enum { THREADS = 128, GC_GRACE_DEFAULT_MS = 600000 };
+enum { THREADS = 128 };
 
 int64_t call_deadline_ms(const struct rpc_call *call)
 {
@@ -19,14 +22,6 @@ int64_t call_deadline_ms(const struct rpc_call *call)
 
     return theirs == INT64_MAX ? ours : theirs;
 }
-
-/* A new message of TYPE as *reply, or the handler returns. */
-#define NEW_REPLY(TYPE, init, var)                                                                 \
-    V1(TYPE) *var = calloc(1, sizeof *var);                                                        \
-    if (!var)                                                                                      \
-        return lh_fail(err, LH_RESOURCE_EXHAUSTED, "no memory");                                   \
-    init(var);                                                                                     \
-    *reply = &var->base
 
 static int reply_sandbox(struct daemon *d, const char *id, ProtobufCMessage **reply,
                          struct lh_error *err)
@@ -202,121 +197,6 @@ static int service_set_policy(void *ctx, struct rpc_call *call, const ProtobufCM
     return r < 0 ? r : reply_sandbox(ctx, req->id, reply, err);
 }
 
-/* ---- snapshots ---- */
-
-static int reply_snapshot(struct daemon *d, const char *id, ProtobufCMessage **reply,
-                          struct lh_error *err)
-{
-    V1(Snapshot) *s = snapshot_show(d, id, err);
-
-    *reply = s ? &s->base : NULL;
-    return s ? 0 : err->code;
-}
-
-static int take_snapshot(struct daemon *d, const V1(SnapshotRequest) * req, int64_t deadline_ms,
-                         char id[LH_ID_SIZE], struct lh_error *err)
-{
-    unsigned states = SB_IN(SB_RUNNING) | SB_IN(SB_FROZEN) |
-                      (req->even_dead && strcmp(req->engine, "criu") ? SB_IN(SB_DEAD) : 0);
-    struct snapshot_options o = {.key_kind = "snapshot",
-                                 .key = req->idempotency_key,
-                                 .owner = req->retain_owner,
-                                 .durable = true,
-                                 .state = SB_SNAPSHOTTING,
-                                 .processes = !strcmp(req->engine, "criu")};
-    struct sandbox *s;
-    int r = registry_find_key(d, "snapshot", req->idempotency_key, id, err);
-
-    if (r == 0 && !o.processes && req->engine[0] && strcmp(req->engine, "fsonly"))
-        r = lh_fail(err, LH_INVALID_ARGUMENT, "there is no engine \"%s\"; see Engines",
-                    req->engine);
-    if (r == 0 && o.processes)
-        r = engines_need_criu(d, deadline_ms, err);
-
-    /* Done before: the sandbox need not be there any more. */
-    if (r == 0 && id[0] && snapshot_is_ready(d, id))
-        return 0;
-    if (r == 0)
-        r = sandbox_begin(d, req->id, req->attempt, states, HOLD_ALONE, deadline_ms, &s, err);
-    if (r < 0)
-        return r;
-    if (s->state == SB_DEAD)
-        o.state = SB_DEAD;
-    r = registry_find_key(d, "snapshot", req->idempotency_key, id, err);
-    if (r == 0 && !id[0])
-        r = snapshot_take(d, s, &o, id, err);
-    sandbox_end(d, s, HOLD_ALONE);
-    return r;
-}
-
-static int service_take_snapshot(void *ctx, struct rpc_call *call, const ProtobufCMessage *request,
-                                 ProtobufCMessage **reply, struct lh_error *err)
-{
-    const V1(SnapshotRequest) *req = (const void *)request;
-    char id[LH_ID_SIZE];
-    int r = sandbox_check_key(req->idempotency_key, err);
-
-    if (r == 0 && req->retain_owner[0])
-        r = snapshot_check_owner(req->retain_owner, err);
-    if (r == 0)
-        r = take_snapshot(ctx, req, call_deadline_ms(call), id, err);
-    return r < 0 ? r : reply_snapshot(ctx, id, reply, err);
-}
-
-static int service_list_snapshots(void *ctx, struct rpc_call *call, const ProtobufCMessage *request,
-                                  ProtobufCMessage **reply, struct lh_error *err)
-{
-    V1(ListSnapshotsReply) *out =
-        snapshot_list(ctx, ((const V1(ListSnapshotsRequest) *)request)->owner_prefix, err);
-
-    (void)call;
-    *reply = out ? &out->base : NULL;
-    return out ? 0 : err->code;
-}
-
-static int service_retain(void *ctx, struct rpc_call *call, const ProtobufCMessage *request,
-                          ProtobufCMessage **reply, struct lh_error *err)
-{
-    const V1(SnapshotOwner) *req = (const void *)request;
-
-    (void)call;
-    NEW_REPLY(Empty, longhaul__sandbox__v1__empty__init, out);
-    return snapshot_retain(ctx, req->snapshot, req->owner, err);
-}
-
-static int service_release(void *ctx, struct rpc_call *call, const ProtobufCMessage *request,
-                           ProtobufCMessage **reply, struct lh_error *err)
-{
-    const V1(SnapshotOwner) *req = (const void *)request;
-
-    (void)call;
-    NEW_REPLY(Empty, longhaul__sandbox__v1__empty__init, out);
-    return snapshot_release(ctx, req->snapshot, req->owner, err);
-}
-
-static int service_reconcile(void *ctx, struct rpc_call *call, const ProtobufCMessage *request,
-                             ProtobufCMessage **reply, struct lh_error *err)
-{
-    (void)call;
-    NEW_REPLY(ReconcileReply, longhaul__sandbox__v1__reconcile_reply__init, out);
-    return snapshot_reconcile(ctx, (const V1(ReconcileRequest) *)request, out, err);
-}
-
-static int service_gc(void *ctx, struct rpc_call *call, const ProtobufCMessage *request,
-                      ProtobufCMessage **reply, struct lh_error *err)
-{
-    uint32_t grace_ms = ((const V1(GcRequest) *)request)->grace_ms;
-    struct gc_result done = {0};
-
-    (void)call;
-    NEW_REPLY(GcReply, longhaul__sandbox__v1__gc_reply__init, out);
-    int r = snapshot_gc(ctx, grace_ms ? grace_ms : GC_GRACE_DEFAULT_MS, &done, err);
-    out->snapshots = done.snapshots;
-    out->layers = done.layers;
-    out->bytes = done.bytes;
-    return r;
-}
-
 static int service_audit(void *ctx, struct rpc_call *call, const ProtobufCMessage *request,
                          ProtobufCMessage **reply, struct lh_error *err)
 {
@@ -336,8 +216,8 @@ static int service_engines(void *ctx, struct rpc_call *call, const ProtobufCMess
 
 /* ---- the table ---- */
 
-struct rpc_server *service_start(struct daemon *d, const struct service_options *options,
-                                 struct lh_error *err)
+/* Made at the start and not constant: some methods are the hooks'. */
+static void list_methods(struct daemon *d)
 {
     const struct daemon_hooks *h = d->hooks;
     const struct rpc_method sandboxes[] = {
@@ -382,9 +262,14 @@ struct rpc_server *service_start(struct daemon *d, const struct service_options 
         {0},
     };
     memcpy(d->methods, sandboxes, sizeof sandboxes);
+}
+
+struct rpc_server *service_start(struct daemon *d, const struct service_options *options,
+                                 struct lh_error *err)
+{
     const struct rpc_service services[] = {
         {&longhaul__sandbox__v1__sandboxes__descriptor, d->methods, d},
-        {&longhaul__task__v1__tasks__descriptor, h->tasks, d},
+        {&longhaul__task__v1__tasks__descriptor, d->hooks->tasks, d},
     };
     const struct rpc_server_options o = {.path = options->socket,
                                          .threads = THREADS,
@@ -394,5 +279,7 @@ struct rpc_server *service_start(struct daemon *d, const struct service_options 
                                          .tls_address = options->tls_address,
                                          .tls_cert = options->tls_cert,
                                          .tls_key = options->tls_key};
+
+    list_methods(d);
     return rpc_server_create(&o, err);
 }

@@ -10,9 +10,19 @@ struct daemon;
 
 rpc_stream_fn service_exec, service_watch, service_upload, service_download, service_watch_files;
 rpc_unary_fn service_exec_input, service_list_files, service_stat_file, service_fork;
+rpc_unary_fn service_take_snapshot, service_list_snapshots, service_retain, service_release,
+    service_reconcile, service_gc;
 
 /* The caller's deadline, or WAIT_DEFAULT_MS from now. */
 int64_t call_deadline_ms(const struct rpc_call *call);
+
+/* A new message of TYPE, one of V1() in internal.h, as *reply, or the handler returns. */
+#define NEW_REPLY(TYPE, init, var)                                                                 \
+    V1(TYPE) *var = calloc(1, sizeof *var);                                                        \
+    if (!var)                                                                                      \
+        return lh_fail(err, LH_RESOURCE_EXHAUSTED, "no memory");                                   \
+    init(var);                                                                                     \
+    *reply = &var->base
 
 struct service_options {
     const char *socket;
