@@ -3,7 +3,6 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,6 +14,7 @@
 #include "proto/cleanup.h"
 #include "proto/file.h"
 #include "proto/id.h"
+#include "proto/process.h"
 
 static const char *const directories[] = {"run", "logs", "ledger", "checkpoints", "agentenv"};
 
@@ -125,14 +125,9 @@ pid_t jobdir_supervisor(const char *dir)
 
 char *program_path(const char *name, struct lh_error *err)
 {
-    char self[PATH_MAX];
-    ssize_t n = readlink("/proc/self/exe", self, sizeof self - 1);
+    lh_autofree char *self = lh_program_dir();
     const char *more = getenv("LONGHAUL_PATH");
-
-    self[n > 0 ? n : 0] = 0;
-    char *slash = strrchr(self, '/');
-    lh_autofree char *dirs =
-        lh_format("%.*s:%s", slash ? (int)(slash - self) : 0, self, more ? more : "");
+    lh_autofree char *dirs = lh_format("%s:%s", self ? self : "", more ? more : "");
     char *save = NULL;
     for (char *d = dirs ? strtok_r(dirs, ":", &save) : NULL; d; d = strtok_r(NULL, ":", &save)) {
         lh_autofree char *path = lh_format("%s/%s", d, name);

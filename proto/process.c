@@ -1,6 +1,8 @@
 #include "proto/process.h"
 
+#include <limits.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/prctl.h>
 #include <unistd.h>
 
@@ -13,4 +15,18 @@ bool lh_follow_supervisor(int signal)
         return true;
     prctl(PR_SET_PDEATHSIG, signal);
     return getppid() == (pid_t)strtol(pid, NULL, 10);
+}
+
+char *lh_program_dir(void)
+{
+    char self[PATH_MAX];
+    ssize_t n = readlink("/proc/self/exe", self, sizeof self - 1);
+
+    if (n <= 0)
+        return NULL;
+    self[n] = 0;
+    char *slash = strrchr(self, '/');
+    if (slash)
+        *slash = 0;
+    return strdup(self);
 }

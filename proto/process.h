@@ -1,5 +1,5 @@
-/* What the processes of a job agree on (docs/JOBDIR.md): their exit statuses, and that none of them
- * outlives its supervisor. */
+/* What the processes of a job agree on (docs/JOBDIR.md): their exit statuses, that none of them
+ * outlives its supervisor, and where they find each other. */
 #ifndef PROTO_PROCESS_H
 #define PROTO_PROCESS_H
 
@@ -17,5 +17,9 @@ enum {
 /* Asks the kernel for `signal` when the supervisor dies.  False: it is dead already, so end now.
  * True without a supervisor. */
 bool lh_follow_supervisor(int signal);
+
+/* The directory of the running program, where its siblings are.  Owned by the caller; NULL without
+ * memory or /proc. */
+char *lh_program_dir(void);
 
 #endif

@@ -1,6 +1,5 @@
 #include <errno.h>
 #include <fcntl.h>
-#include <limits.h>
 #include <signal.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -16,6 +15,7 @@
 #include "proto/clock.h"
 #include "proto/file.h"
 #include "proto/log.h"
+#include "proto/process.h"
 
 LH_LOG_COMPONENT("sandbox");
 
@@ -42,23 +42,20 @@ char *box_find_program(const char *name, struct lh_error *err)
                                          "../../agentenv/%s/",
                                          "../../../agentenv/%s/"};
     const char *where = strcmp(name, "agentenv-init") ? "criu" : "init";
-    char self[PATH_MAX], place[64];
+    lh_autofree char *self = lh_program_dir();
+    char place[64];
 
-    ssize_t n = readlink("/proc/self/exe", self, sizeof self - 1);
-    self[n > 0 ? n : 0] = 0;
-    char *slash = strrchr(self, '/');
-    if (slash)
-        *slash = 0;
     for (size_t i = 0; i < LH_ARRAY_SIZE(places); i++) {
         const char *gap = strstr(places[i], "%s");
         snprintf(place, sizeof place, "%.*s%s%s", gap ? (int)(gap - places[i]) : 64, places[i],
                  gap ? where : "", gap ? gap + 2 : "");
-        lh_autofree char *path = lh_format("%s/%s%s", self, place, name);
+        lh_autofree char *path = lh_format("%s/%s%s", self ? self : "", place, name);
         if (path && access(path, R_OK) == 0)
             return lh_steal(&path);
     }
     return lh_fail(err, LH_FAILED_PRECONDITION,
-                   "%s is neither beside %s nor in ../libexec/longhaul: install it", name, self),
+                   "%s is neither beside %s nor in ../libexec/longhaul: install it", name,
+                   self ? self : "the program"),
            NULL;
 }
 

@@ -15,6 +15,7 @@
 
 #include "agentenv/task/task.h"
 #include "proto/file.h"
+#include "proto/process.h"
 
 enum { PROGRAM_MAX = 64 << 20 };
 
@@ -27,16 +28,21 @@ char *verifier_layer_path(struct daemon *d, struct lh_error *err)
     return path;
 }
 
-static const char *find_busybox(struct lh_error *err)
+/* A bundle brings its own, for machines that have none. */
+static char *find_busybox(struct lh_error *err)
 {
     static const char *const places[] = {"/bin/busybox", "/usr/bin/busybox"};
     const char *given = getenv("LONGHAUL_BUSYBOX");
+    lh_autofree char *dir = lh_program_dir();
+    lh_autofree char *bundled = lh_format("%s/../libexec/longhaul/busybox", dir ? dir : "");
 
     if (given)
-        return given;
+        return strdup(given);
+    if (bundled && access(bundled, X_OK) == 0)
+        return lh_steal(&bundled);
     for (size_t i = 0; i < LH_ARRAY_SIZE(places); i++)
         if (access(places[i], X_OK) == 0)
-            return places[i];
+            return strdup(places[i]);
     lh_fail(err, LH_FAILED_PRECONDITION,
             "verifiers need busybox, which is missing; apt-get install busybox-static");
     return NULL;
@@ -98,7 +104,7 @@ int verifier_layer_make(struct daemon *d, struct lh_error *err)
     lh_autofree char *top = lh_format("%s" TASK_VERIFIER_DIR, layer ? layer : "");
     lh_autofree char *bin = lh_format("%s/bin", top ? top : "");
     lh_autofree char *program = lh_format("%s/busybox", bin ? bin : "");
-    const char *busybox = find_busybox(err);
+    lh_autofree char *busybox = find_busybox(err);
 
     if (!busybox)
         return err ? err->code : LH_FAILED_PRECONDITION;

@@ -21,6 +21,7 @@
 #include "proto/file.h"
 #include "proto/json.h"
 #include "proto/parse.h"
+#include "proto/process.h"
 
 enum { PROTOC_MS = 120000, HEAP_MAX = 1 << 30 };
 
@@ -41,18 +42,13 @@ static bool holds_schema(const char *dir)
 static char *find_schema_dir(struct lh_error *err)
 {
     const char *given = getenv("LONGHAUL_PROTO_PATH");
-    char self[4096];
-    ssize_t n = readlink("/proc/self/exe", self, sizeof self - 1);
+    lh_autofree char *self = lh_program_dir();
 
     if (given && holds_schema(given))
         return lh_format("%s", given);
     if (given)
         return lh_fail(err, LH_NOT_FOUND, "LONGHAUL_PROTO_PATH=%s has no " SCHEMA, given), NULL;
-    self[n > 0 ? n : 0] = 0;
-    char *slash = strrchr(self, '/');
-    if (slash)
-        *slash = 0;
-    lh_autofree char *installed = lh_format("%s/../share/longhaul/proto", self);
+    lh_autofree char *installed = lh_format("%s/../share/longhaul/proto", self ? self : "");
     if (installed && holds_schema(installed))
         return lh_steal(&installed);
     if (holds_schema(LONGHAUL_SCHEMA_DIR))
@@ -60,7 +56,7 @@ static char *find_schema_dir(struct lh_error *err)
     lh_fail(err, LH_NOT_FOUND,
             SCHEMA " is neither in %s/../share/longhaul/proto nor in " LONGHAUL_SCHEMA_DIR
                    "; set LONGHAUL_PROTO_PATH",
-            self);
+            self ? self : "");
     return NULL;
 }
 

@@ -1,7 +1,10 @@
 #!/usr/bin/python3
 """agentenv_seeing.py AGENTENVD AGENTENV PROTO_DIR: metrics by call and by HTTP, top, the manual page, completion."""
+import os
 import re
+import shutil
 import subprocess
+import tempfile
 import time
 import unittest
 import urllib.error
@@ -80,11 +83,13 @@ class Seeing(lab.DaemonTest):
         for r in rows.values():
             self.assertIn(r["state"], ("offered", "missing"))
             self.assertTrue(r["text"] or r["state"] == "offered", r)
-        user = subprocess.run([lab.AGENTENV, "doctor", "-o", "json"], capture_output=True, text=True, user=65534,
-                              extra_groups=[], cwd="/")
-        if user.stdout: # where nobody may run what was built
-            self.assertEqual(user.returncode, 1)
-            self.assertIn("run agentenvd as root", user.stdout)
+        with tempfile.TemporaryDirectory() as public: # nobody may not enter where this was built
+            os.chmod(public, 0o755)
+            program = shutil.copy(lab.AGENTENV, public)
+            user = subprocess.run([program, "doctor", "-o", "json"], capture_output=True, text=True, user=65534,
+                                  extra_groups=[], cwd="/")
+        self.assertEqual(user.returncode, 1)
+        self.assertIn("run agentenvd as root", user.stdout)
 
     def test_http_knows_one_page(self):
         for path, data in (("/", None), ("/metrics/x", None), ("/metrics", b"post")):

@@ -46,5 +46,6 @@ inside "the model shown" "$here/bin/longhaul" policy show /work/model
 inside "the job read" "$here/bin/longhaul" run --dry-run "$here/jobs/quickstart.yaml" --dir /work/run
 grep -q "$here/jobs/../share/quickstart/tasks.pb" "$dir/out" || fail "the job names tasks elsewhere"
 [ -s "$root$here/share/quickstart/tasks.pb" ] || fail "no tasks"
+[ -x "$root$here/libexec/longhaul/busybox" ] || fail "no busybox for verifiers"
 [ $n -ge 12 ] || fail "only $n programs"
 echo "Tested: $n programs, a model and the quickstart's job from a moved bundle"

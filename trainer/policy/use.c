@@ -5,37 +5,28 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "proto/cleanup.h"
+#include "proto/file.h"
+#include "proto/process.h"
 #include "trainer/policy/backend.h"
 #include "trainer/policy/cuda/module.h"
 #include "trainer/policy/net.h"
 
 #ifdef POLICY_CUDA_MODULE
-enum { PATH_BYTES = 4096 };
-
 /* Installed: ../lib/longhaul from the program.  Else where the build put it. */
-static void *open_module(char path[PATH_BYTES])
+static void *open_module(void)
 {
-    ssize_t n = readlink("/proc/self/exe", path, PATH_BYTES - 64);
-    char *slash;
-    void *module = NULL;
+    lh_autofree char *dir = lh_program_dir();
+    lh_autofree char *installed = lh_format("%s/../lib/longhaul/longhaul-cuda.so", dir ? dir : "");
+    bool there = installed && !access(installed, F_OK);
 
-    path[n > 0 ? n : 0] = 0;
-    slash = strrchr(path, '/');
-    if (slash) {
-        strcpy(slash, "/../lib/longhaul/longhaul-cuda.so");
-        if (!access(path, F_OK))
-            return dlopen(path, RTLD_NOW | RTLD_LOCAL);
-    }
-    strcpy(path, POLICY_CUDA_MODULE);
-    module = dlopen(path, RTLD_NOW | RTLD_LOCAL);
-    return module;
+    return dlopen(there ? installed : POLICY_CUDA_MODULE, RTLD_NOW | RTLD_LOCAL);
 }
 
 /* Never closed: a process that has used CUDA keeps its context to the end. */
 static const struct policy_backend *cuda_backend(const char *name, struct lh_error *err)
 {
-    char path[PATH_BYTES];
-    void *module = open_module(path);
+    void *module = open_module();
     policy_cuda_open_fn *open = NULL;
 
     if (module)
