@@ -43,7 +43,7 @@ static const struct device {
 } devices[] = {{"null", 1, 3},   {"zero", 1, 5},    {"full", 1, 7},
                {"random", 1, 8}, {"urandom", 1, 9}, {"tty", 5, 0}};
 
-enum { DEVICES = LH_ARRAY_SIZE(devices), DEV_NULL = 0 };
+enum { DEVICES = LH_ARRAY_SIZE(devices), DEV_NULL = 0, CARRIED_TREES = 2 };
 
 /* Covered by /dev/null: kernel addresses, keys, command line, configuration, timers. */
 static const char *const masked[] = {"/proc/kallsyms",   "/proc/keys",    "/proc/cmdline",
@@ -313,22 +313,36 @@ void enter_sandbox(const struct enter *e)
     give_up("executing agentenv-init");
 }
 
+/* What a live seal moves to the new root.  /dev itself is a directory of the overlay, so only what
+ * is mounted in it: the whole would be a bind of the sealed overlay, which cannot be written any
+ * more.  Moved, not cloned: init has /dev/null open, and CRIU refuses a descriptor whose mount has
+ * gone. */
+static const char *carried(size_t i, char path[64])
+{
+    static const char *const trees[CARRIED_TREES] = {"proc", "dev/pts"};
+
+    if (i < CARRIED_TREES)
+        return trees[i];
+    snprintf(path, 64, "dev/%s", devices[i - CARRIED_TREES].name);
+    return path;
+}
+
 int enter_switch_root(int user_ns, int mount_ns, int root)
 {
-    static const char *const keep[] = {"proc", "dev"};
-    int tree[LH_ARRAY_SIZE(keep)];
+    int tree[DEVICES + CARRIED_TREES];
+    char path[64];
 
     if (setns(mount_ns, CLONE_NEWNS) < 0 || setns(user_ns, CLONE_NEWUSER) < 0)
         return errno;
-    for (size_t i = 0; i < LH_ARRAY_SIZE(keep); i++) {
-        tree[i] = open_tree(AT_FDCWD, keep[i], OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC | AT_RECURSIVE);
+    for (size_t i = 0; i < LH_ARRAY_SIZE(tree); i++) {
+        tree[i] = open_tree(AT_FDCWD, carried(i, path), OPEN_TREE_CLOEXEC);
         if (tree[i] < 0)
             return errno;
     }
     if (move_mount(root, "", AT_FDCWD, "/", MOVE_MOUNT_F_EMPTY_PATH) < 0 || fchdir(root) < 0)
         return errno;
-    for (size_t i = 0; i < LH_ARRAY_SIZE(keep); i++)
-        if (move_mount(tree[i], "", AT_FDCWD, keep[i], MOVE_MOUNT_F_EMPTY_PATH) < 0)
+    for (size_t i = 0; i < LH_ARRAY_SIZE(tree); i++)
+        if (move_mount(tree[i], "", AT_FDCWD, carried(i, path), MOVE_MOUNT_F_EMPTY_PATH) < 0)
             return errno;
     if (syscall(SYS_pivot_root, ".", ".") < 0 || umount2(".", MNT_DETACH) < 0)
         return errno;

@@ -21,7 +21,7 @@ struct enter {
 _Noreturn void enter_sandbox(const struct enter *e);
 
 /* For a live seal, in a child of the spawner: enters the namespaces and puts the overlay `root`
- * under the processes there; /proc and /dev are carried over.  0 or an errno. */
+ * under the processes there; /proc and the mounts in /dev move over.  0 or an errno. */
 int enter_switch_root(int user_ns, int mount_ns, int root);
 
 /* lo of the network namespace that the caller is in.  0, or -1 with errno. */

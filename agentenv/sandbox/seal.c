@@ -8,13 +8,15 @@
  *
  * A crash in the middle leaves a read-only root, or two upper directories: box_adopt() sees either.
  *
- * Otherwise, and where the upper lies in memory, the box is stopped while it is copied. */
+ * Otherwise, where the upper lies in memory, and after CRIU restored init, the box is stopped while
+ * it is copied. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include "agentenv/sandbox/box_private.h"
 #include "agentenv/sandbox/overlay.h"
@@ -124,12 +126,23 @@ static int seal_by_copy(struct box *b, const char *sealed_path, struct lh_error 
     return r;
 }
 
+/* Restored by CRIU, init runs from a file of the overlay that it was restored on (restore.c): CRIU
+ * could not put it away once that overlay has gone from its mounts. */
+static bool init_runs_from_memory(const struct box *b)
+{
+    static const char memfd[] = "/memfd:";
+    char path[64], exe[sizeof memfd] = "";
+
+    snprintf(path, sizeof path, "/proc/%d/exe", b->identity.init_pid);
+    return readlink(path, exe, sizeof exe - 1) > 0 && !strcmp(exe, memfd);
+}
+
 static int seal_stopped(struct box *b, const char *sealed_path, bool *live, struct lh_error *err)
 {
     struct cgroup_counts c;
     int r = cgroup_count(&b->host->cgroups, b->id, &c, err);
 
-    if (r == 0 && c.processes == 1 && b->memory < 0)
+    if (r == 0 && c.processes == 1 && b->memory < 0 && init_runs_from_memory(b))
         r = seal_live(b, sealed_path, err);
     *live = r == 1;
     return r == 0 ? seal_by_copy(b, sealed_path, err) : r < 0 ? r : 0;
