@@ -150,6 +150,22 @@ static const struct cli_verb *find_verb(int argc, char **argv, int *words)
     return best;
 }
 
+/* "task" alone, or with a second word that it has not. */
+static void print_no_verb(const char *word)
+{
+    size_t len = strlen(word);
+    int n = 0;
+
+    for (size_t t = 0; cli_tables[t]; t++)
+        for (const struct cli_verb *v = cli_tables[t]; v->name; v++)
+            if (!strncmp(v->name, word, len) && v->name[len] == ' ')
+                fprintf(stderr, "%s%s", n++ ? ", " : "agentenv: which one? ", v->name);
+    if (n)
+        fputs("\n", stderr);
+    else
+        fprintf(stderr, "agentenv: no verb \"%s\"; agentenv --help lists them\n", word);
+}
+
 static char *list_verbs(int key, const char *text, void *input)
 {
     char *out = NULL;
@@ -220,7 +236,7 @@ int main(int argc, char **argv)
     cli_parse(&argp, argc, argv, &w);
     const struct cli_verb *v = find_verb(w.argc, w.argv, &words);
     if (!v) {
-        fprintf(stderr, "agentenv: no verb \"%s\"; agentenv --help lists them\n", w.argv[0]);
+        print_no_verb(w.argv[0]);
         return CLI_USAGE;
     }
     lh_autofree char *name = lh_format("agentenv %s", v->name);
