@@ -1,5 +1,6 @@
 /* longhaul: runs reinforcement-learning jobs.  A verb that is not in the table belongs to another
  * room: `longhaul policy verify` runs the program longhaul-policy. */
+#include <argp.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -46,6 +47,17 @@ static int run_other(int argc, char **argv)
     return 2;
 }
 
+/* "longhaul stop" is what argp calls the program in its messages. */
+static int run_verb(size_t i, int argc, char **argv)
+{
+    lh_autofree char *name = lh_format("longhaul %s", verbs[i].name);
+
+    argp_err_exit_status = 2;
+    if (name)
+        argv[0] = name;
+    return verbs[i].run(argc, argv);
+}
+
 int main(int argc, char **argv)
 {
     if (argc < 2) {
@@ -62,6 +74,6 @@ int main(int argc, char **argv)
     }
     for (size_t i = 0; i < LH_ARRAY_SIZE(verbs); i++)
         if (!strcmp(argv[1], verbs[i].name))
-            return verbs[i].run(argc - 1, argv + 1);
+            return run_verb(i, argc - 1, argv + 1);
     return run_other(argc, argv);
 }
