@@ -26,7 +26,7 @@
 #define TASK(name)   Longhaul__Task__V1__##name
 #define METHOD(name) "/longhaul.sandbox.v1.Sandboxes/" name
 
-enum { WORKERS = 4, SAMPLES = 200, CALL_MS = 30000 };
+enum { WORKERS = 8, SAMPLES = 200, CALL_MS = 30000 };
 
 extern char **environ;
 static char dir[] = "/tmp/agentenvd-bench-XXXXXX";
@@ -227,7 +227,8 @@ static const struct load {
     {"agentenvd: start, true, remove, 1 at once", "  CPU of each", "sandboxes/s", start_true_remove,
      1, 0},
     {"agentenvd: episodes, 4 at once", "  CPU of each", "episodes/s", episode, 4, 0},
-    {"agentenvd: create and remove", "  CPU of each", "sandboxes/s", create_and_remove, 4, 200},
+    {"agentenvd: create and remove, 8 at once", "  CPU of each", "sandboxes/s", create_and_remove,
+     8, 200},
 };
 
 struct worker {
