@@ -1,11 +1,16 @@
+#include <errno.h>
 #include <locale.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 #include "agentenv/cli/verbs.h"
 #include "proto/cleanup.h"
+#include "proto/clock.h"
 #include "proto/file.h"
 #include "proto/process.h"
 
@@ -71,12 +76,36 @@ static char *full_name(const char *method)
                             : lh_format("/longhaul.sandbox.v1.Sandboxes/%s", method);
 }
 
-/* The server is waited for by rpc_unary(); a command at a prompt should not wait for one that was
- * never started. */
+static bool somebody_listens(const char *path)
+{
+    struct sockaddr_un a = {.sun_family = AF_UNIX};
+    lh_autoclose int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+
+    if (fd < 0 || strlen(path) >= sizeof a.sun_path)
+        return true; /* what is wrong, the call itself says better */
+    strcpy(a.sun_path, path);
+    return connect(fd, (const struct sockaddr *)&a, sizeof a) == 0 || errno != ECONNREFUSED;
+}
+
+/* The server is waited for by rpc_unary(), as long as the call may take; a command at a prompt
+ * should not wait for one that was never started, nor longer than a restart for one that was killed
+ * and left its socket. */
 static int check_socket(struct cli *cli, struct lh_error *err)
 {
-    if (access(cli->socket, F_OK) < 0)
+    enum { RESTART_MS = 5000, LOOK_MS = 100 };
+    int64_t deadline_ms = lh_now_ms() + RESTART_MS;
+    struct stat st;
+
+    if (stat(cli->socket, &st) < 0)
         return lh_fail(err, LH_UNAVAILABLE, "no agentenvd at %s", cli->socket);
+    if (!S_ISSOCK(st.st_mode))
+        return lh_fail(err, LH_INVALID_ARGUMENT, "%s is not a socket", cli->socket);
+    while (!somebody_listens(cli->socket)) {
+        if (lh_ms_left(deadline_ms) == 0)
+            return lh_fail(err, LH_UNAVAILABLE, "no agentenvd at %s: nobody answers there",
+                           cli->socket);
+        usleep(LOOK_MS * 1000);
+    }
     return 0;
 }
 

@@ -202,6 +202,8 @@ static int snapshot_export(struct cli *cli, int argc, char **argv, struct lh_err
                      (ProtobufCMessage **)&reply, err);
     if (r < 0)
         return r;
+    if (cli->json && !cli->json_asked) /* DIGEST=$(agentenv snapshot export …) */
+        return puts(reply->digest) < 0 ? CLI_FAILED : 0;
     return cli_print(cli,
                      json_pack("[{s:s, s:I, s:I}]", "digest", reply->digest, "layers",
                                (json_int_t)reply->layers, "bytes", (json_int_t)reply->bytes),
@@ -258,6 +260,8 @@ static int gc(struct cli *cli, int argc, char **argv, struct lh_error *err)
     cli_parse(&argp, argc, argv, &a);
     if (a.grace && (r = cli_duration(a.grace, &req.grace_ms, err)) < 0)
         return r;
+    if (a.grace && req.grace_ms == 0)
+        req.grace_ms = 1; /* 0 is the service's default */
     r = cli_call(cli, "Gc", &req.base, &longhaul__sandbox__v1__gc_reply__descriptor, CALL_MS,
                  (ProtobufCMessage **)&reply, err);
     if (r < 0)

@@ -2,6 +2,7 @@
 """agentenv_cli.py AGENTENVD AGENTENV PROTO_DIR: the command from end to end, as a script would use it."""
 import json
 import os
+import socket
 import subprocess
 import threading
 import time
@@ -207,6 +208,25 @@ class Verbs(lab.DaemonTest):
         env = {k: v for k, v in os.environ.items() if k != "AGENTENV_SOCKET"}
         r = subprocess.run([lab.AGENTENV, "ls"], capture_output=True, env=env)
         self.assertEqual(r.returncode, 1)
+
+    def test_sockets_of_nobody(self):
+        path = self.d.socket + ".dead"
+        with socket.socket(socket.AF_UNIX) as s:
+            s.bind(path)  # what a killed daemon leaves behind
+        for where, status in ((path, 75), ("/etc/passwd", 1)):
+            r = subprocess.run([lab.AGENTENV, "--socket", where, "ls"], capture_output=True, text=True, timeout=30)
+            self.assertEqual(r.returncode, status, r.stderr)
+        os.unlink(path)
+
+    def test_group_of_verbs(self):
+        r = self.d.run("token", check=False)
+        self.assertEqual((r.returncode, r.stderr), (2, "agentenv: which one? token create, token ls, token rm\n"))
+
+    def test_gc_without_grace(self):
+        box = self.d.out("start", "bb")
+        self.d.run("snapshot", box)
+        self.assertEqual(self.d.json("gc", "--grace", "0")[0]["snapshots"], 1)
+        self.d.run("rm", box)
 
     def test_ttl(self):
         box = self.d.out("start", "bb", "--ttl", "600ms")
