@@ -29,6 +29,7 @@ void rig_init(struct rig *r, size_t kv_bytes, struct kv_client *store)
     r->engine = engine_create(&r->o, &err);
     cr_assert(r->engine != NULL, "%s", err.message);
     scheduler_init(&r->scheduler, r->engine, RIG_RUNNING);
+    r->narrowest = RIG_RUNNING;
     cr_assert(eq(int, scheduler_resume(&r->scheduler, &r->version, &err), 0), "%s", err.message);
 }
 
@@ -130,6 +131,8 @@ void talk_go_on(struct rig *r, struct talk *t, int n, int idle)
 
     while (resume(r, t, n)) {
         cr_assert(eq(int, scheduler_step(&r->scheduler, &tokens, &err), 0), "%s", err.message);
+        if (window_size(&r->scheduler.window) < r->narrowest)
+            r->narrowest = window_size(&r->scheduler.window);
         if (!tokens)
             usleep(500); /* a load is on its way */
         end_turns(r, idle);

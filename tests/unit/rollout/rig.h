@@ -16,6 +16,7 @@ struct rig {
     struct engine *engine;
     struct scheduler scheduler;
     struct policy_version version;
+    unsigned narrowest; /* the smallest window after any step */
 };
 
 /* kv_bytes 0 = ample. */
