@@ -65,7 +65,6 @@ static int commit(struct daemon *d, struct sandbox *s, const char *id, const cha
 static int dump(struct daemon *d, struct sandbox *s, const char *id, const char *merged,
                 uint64_t *bytes, struct lh_error *err)
 {
-    lh_autofree char *dir = sandbox_dir(d, s->id);
     struct box_usage usage = {0};
     int r = merged ? snapshot_merge_chain(d, s, merged, false, err) : 0;
 
