@@ -3,8 +3,14 @@
 # else, under a path it was not made for.
 set -u
 prefix=$1 source=$2
-[ "$(id -u)" = 0 ] || { echo "root needed: the bundle is tried in a chroot"; exit 77; }
-command -v patchelf > /dev/null || { echo "patchelf is missing: deploy/setup check"; exit 77; }
+skip() {
+    echo "SKIPPED, $*"
+    [ -z "${LONGHAUL_MUST_WORK:-}" ] || exit 1
+    exit 77
+}
+
+[ "$(id -u)" = 0 ] || skip "root is missing: the bundle is tried in a chroot"
+command -v patchelf > /dev/null || skip "patchelf is missing: deploy/setup check"
 dir=$(mktemp -d /tmp/longhaul-bundle-XXXXXX)
 trap 'rm -rf "$dir"' EXIT
 
