@@ -17,6 +17,14 @@ static uint64_t key(const struct kv_heap *h, const struct kv_node *n)
     return h->place && n->probation ? 0 : n->rank;
 }
 
+/* The nodes that one reader passed have one rank; of those, the end of a chain goes first. */
+static bool goes_before(const struct kv_heap *h, const struct kv_node *a, const struct kv_node *b)
+{
+    uint64_t ka = key(h, a), kb = key(h, b);
+
+    return ka < kb || (ka == kb && a->unit > b->unit);
+}
+
 static struct kv_node *node(const struct kv_index *ix, const struct kv_heap *h, uint32_t i)
 {
     return &ix->nodes[h->at[i]];
@@ -32,7 +40,7 @@ static void sift_up(struct kv_index *ix, struct kv_heap *h, uint32_t i, struct k
 {
     for (; i; i = (i - 1) / 2) {
         struct kv_node *up = node(ix, h, (i - 1) / 2);
-        if (key(h, up) <= key(h, n))
+        if (!goes_before(h, n, up))
             break;
         place(ix, h, i, up);
     }
@@ -43,9 +51,9 @@ static void sift_down(struct kv_index *ix, struct kv_heap *h, uint32_t i, struct
 {
     for (;;) {
         uint32_t c = 2 * i + 1;
-        if (c + 1 < h->n && key(h, node(ix, h, c + 1)) < key(h, node(ix, h, c)))
+        if (c + 1 < h->n && goes_before(h, node(ix, h, c + 1), node(ix, h, c)))
             c++;
-        if (c >= h->n || key(h, n) <= key(h, node(ix, h, c)))
+        if (c >= h->n || !goes_before(h, node(ix, h, c), n))
             break;
         place(ix, h, i, node(ix, h, c));
         i = c;

@@ -170,7 +170,8 @@ struct kv_node *kv_node_match(struct kv_index *ix, const struct kv_root *root,
                               const struct kv_key *chain, size_t n, uint32_t at_least);
 /* Marks it as used now. */
 void kv_node_touch(struct kv_index *ix, struct kv_node *n);
-/* Somebody reads it; for the second time, it has earned its place in memory. */
+/* Somebody reads it on the way to a hit that was touched: it is as recent as the hit unless it is
+ * in an order already.  For the second time, it has earned its place in memory. */
 void kv_node_read(struct kv_index *ix, struct kv_node *n);
 void kv_node_pin(struct kv_index *ix, struct kv_node *n);
 void kv_node_unpin(struct kv_index *ix, struct kv_node *n);

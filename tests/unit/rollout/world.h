@@ -29,11 +29,12 @@ struct episode {
     uint64_t seed;
     int mode;
     bool blank;           /* first observation */
-    uint64_t agent_ms;    /* of its time, used up; of the last segment */
+    uint64_t agent_ms;    /* of its time, used up; as of the last commit point */
     uint32_t turns_limit; /* 0 = the job's */
     uint32_t attempt, turns;
     struct transcript got;
     bool listed, last, done, settled;
+    size_t committed; /* tokens before the last segment */
     int64_t sent_ms;
     uint32_t verdict, finish, infra, outages; /* infra: INVALID verdicts, outages among them */
     double reward;

@@ -91,10 +91,11 @@ static void on_segment(struct world *w, const struct channel_message *m)
     cr_assert(eq(sz, m->frames[0].len, s->tokens * sizeof(int32_t)));
     cr_assert(eq(int, s->last, !*s->snapshot), "a commit point has a snapshot, the end has none");
     cr_assert(ge(u64, s->agent_ms, e->agent_ms), "the agent's clock never goes back");
-    e->agent_ms = s->agent_ms;
     if (s->last) {
-        e->last = true; /* dead until DONE: not part of what a resume gets */
+        e->last = true;
+        e->committed = e->got.n;
     } else {
+        e->agent_ms = s->agent_ms;
         e->snapshots++;
         strncpy(e->snapshot, s->snapshot, sizeof e->snapshot - 1);
     }
@@ -103,6 +104,19 @@ static void on_segment(struct world *w, const struct channel_message *m)
                                     m->frames[2].data, s->tokens, NULL),
                  0));
     e->turns++;
+}
+
+/* The last segment is dead until DONE: no part of what the next attempt gets. */
+static void next_attempt(struct episode *e)
+{
+    e->attempt++;
+    e->listed = false;
+    if (!e->last)
+        return;
+    e->last = false;
+    e->turns--;
+    for (; e->got.n > e->committed; e->got.n--)
+        e->got.sampled -= e->got.mask[e->got.n - 1];
 }
 
 static void on_done(struct world *w, const struct channel_message *m)
@@ -116,8 +130,7 @@ static void on_done(struct world *w, const struct channel_message *m)
         fprintf(stderr, "invalid: %s: %s\n", d->verdict->code, d->verdict->message);
         e->infra++;
         e->outages += d->verdict->outage;
-        e->attempt++;
-        e->listed = false;
+        next_attempt(e);
         return;
     }
     cr_assert(eq(u32, d->turns, e->turns));
@@ -156,8 +169,8 @@ static void on_instance(struct world *w, const char *instance)
     if (*w->instance)
         for (size_t i = 0; i < w->n_episodes; i++) {
             struct episode *e = &w->episodes[i];
-            cr_assert(not(e->last && !e->done), "killed between the last segment and DONE");
-            e->attempt += !e->done; /* also one that began and was not listed yet */
+            if (!e->done)
+                next_attempt(e); /* also one that began and was not listed yet */
             e->listed = false;
         }
     strcpy(w->instance, instance);
