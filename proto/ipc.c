@@ -66,8 +66,10 @@ int ipc_connect(const char *path, int timeout_ms, struct lh_error *err)
         bool absent = errno == ENOENT || errno == ECONNREFUSED || errno == EAGAIN;
         if (!absent && errno != EINTR)
             return lh_fail_errno(err, errno, "cannot connect to %s", path);
-        if (!lh_ms_left(deadline))
+        if (!lh_ms_left(deadline) && timeout_ms > 0)
             return lh_fail(err, LH_UNAVAILABLE, "nobody serves %s after %d ms", path, timeout_ms);
+        if (timeout_ms <= 0)
+            return lh_fail(err, LH_UNAVAILABLE, "nobody serves %s", path);
         nap(deadline);
     }
     return lh_steal_fd(&fd);

@@ -96,6 +96,11 @@ struct rpc_channel;
 
 /* Does not connect yet; thread-safe from then on. `path` is a unix socket. */
 struct rpc_channel *rpc_channel_create(const char *path, struct lh_error *err);
+/* To "HOST:PORT" by TLS, as who has the token `bearer`.  The server's certificate must be for HOST
+ * and lead to one of `ca` (PEM; NULL = the machine's own).  Calls do not wait for a server that
+ * cannot be reached or believed: UNAVAILABLE, with the reason. */
+struct rpc_channel *rpc_channel_create_tls(const char *address, const char *ca, const char *bearer,
+                                           struct lh_error *err);
 void rpc_channel_destroy(struct rpc_channel *ch);
 /* From any thread: calls under way and to come end with CANCELLED, within a fifth of a second. */
 void rpc_channel_interrupt(struct rpc_channel *ch);

@@ -16,8 +16,11 @@
 enum { BACKOFF_MIN_MS = 50, BACKOFF_MAX_MS = 500, CONNECT_MS = 1000, INTERRUPT_MS = 200 };
 
 struct rpc_channel {
-    char *path;
+    char *path; /* or HOST:PORT */
     grpc_channel *channel;
+    uint32_t open_flags; /* of a call's first operation */
+    grpc_metadata bearer;
+    size_t n_bearer; /* 0 or 1 */
     atomic_bool interrupted;
 };
 
@@ -40,7 +43,8 @@ static grpc_arg number(const char *key, int value)
     return (grpc_arg){.type = GRPC_ARG_INTEGER, .key = (char *)key, .value.integer = value};
 }
 
-static grpc_channel *open_channel(const char *path)
+/* Takes the reference to credentials. */
+static grpc_channel *open_channel(const char *target, grpc_channel_credentials *credentials)
 {
     grpc_arg args[] = {
         number(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, BACKOFF_MIN_MS),
@@ -50,34 +54,55 @@ static grpc_channel *open_channel(const char *path)
         number(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1), /* channels do not share back-off */
     };
     grpc_channel_args list = {LH_ARRAY_SIZE(args), args};
-    lh_autofree char *target = lh_format("unix:%s", path);
-    grpc_channel_credentials *credentials = grpc_insecure_credentials_create();
-    grpc_channel *ch = target ? grpc_channel_create(target, credentials, &list) : NULL;
+    grpc_channel *ch =
+        target && credentials ? grpc_channel_create(target, credentials, &list) : NULL;
 
-    grpc_channel_credentials_release(credentials);
+    if (credentials)
+        grpc_channel_credentials_release(credentials);
     return ch;
+}
+
+static struct rpc_channel *channel_new(const char *where, const char *target, const char *ca,
+                                       const char *bearer, struct lh_error *err)
+{
+    struct rpc_channel *ch = calloc(1, sizeof *ch);
+
+    if (!ch)
+        return lh_fail_errno(err, ENOMEM, "a channel to %s", where), NULL;
+    rpc_core_open();
+    ch->path = strdup(where);
+    ch->channel = open_channel(target, bearer ? grpc_ssl_credentials_create(ca, NULL, NULL, NULL)
+                                              : grpc_insecure_credentials_create());
+    ch->open_flags = bearer ? 0 : GRPC_INITIAL_METADATA_WAIT_FOR_READY;
+    lh_autofree char *value = bearer ? lh_format("Bearer %s", bearer) : NULL;
+    if (value) {
+        ch->bearer.key = grpc_slice_from_static_string("authorization");
+        ch->bearer.value = grpc_slice_from_copied_string(value);
+        ch->n_bearer = 1;
+    }
+    if (ch->path && ch->channel && !bearer == !value)
+        return ch;
+    lh_fail(err, LH_RESOURCE_EXHAUSTED, "cannot make a channel to %s", where);
+    rpc_channel_destroy(ch);
+    return NULL;
 }
 
 struct rpc_channel *rpc_channel_create(const char *path, struct lh_error *err)
 {
+    lh_autofree char *target = lh_format("unix:%s", path);
     struct sockaddr_un address;
 
     if (lh_unix_address(path, &address, err))
         return NULL;
-    rpc_core_open();
-    struct rpc_channel *ch = calloc(1, sizeof *ch);
-    if (ch) {
-        ch->path = strdup(path);
-        ch->channel = ch->path ? open_channel(path) : NULL;
-    }
-    if (!ch || !ch->channel) {
-        lh_fail(err, LH_RESOURCE_EXHAUSTED, "cannot make a channel to %s", path);
-        rpc_channel_destroy(ch);
-        if (!ch)
-            rpc_core_close();
-        return NULL;
-    }
-    return ch;
+    return channel_new(path, target, NULL, NULL, err);
+}
+
+struct rpc_channel *rpc_channel_create_tls(const char *address, const char *ca, const char *bearer,
+                                           struct lh_error *err)
+{
+    lh_autofree char *target = lh_format("dns:%s", address);
+
+    return channel_new(address, target, ca, bearer, err);
 }
 
 void rpc_channel_destroy(struct rpc_channel *ch)
@@ -86,6 +111,8 @@ void rpc_channel_destroy(struct rpc_channel *ch)
         return;
     if (ch->channel)
         grpc_channel_destroy(ch->channel);
+    if (ch->n_bearer)
+        grpc_slice_unref(ch->bearer.value);
     free(ch->path);
     free(ch);
     rpc_core_close();
@@ -146,10 +173,17 @@ static bool call_batch(struct client_call *c, const grpc_op *ops, size_t n)
     }
 }
 
+static void first_op(struct client_call *c, grpc_op *o)
+{
+    o->op = GRPC_OP_SEND_INITIAL_METADATA;
+    o->flags = c->channel->open_flags;
+    o->data.send_initial_metadata.count = c->channel->n_bearer;
+    o->data.send_initial_metadata.metadata = &c->channel->bearer;
+}
+
 static size_t open_ops(struct client_call *c, grpc_op *o)
 {
-    o[0].op = GRPC_OP_SEND_INITIAL_METADATA;
-    o[0].flags = GRPC_INITIAL_METADATA_WAIT_FOR_READY;
+    first_op(c, &o[0]);
     o[1].op = GRPC_OP_SEND_MESSAGE;
     o[1].data.send_message.send_message = c->request;
     o[2].op = GRPC_OP_SEND_CLOSE_FROM_CLIENT;
@@ -282,13 +316,13 @@ struct rpc_upload *rpc_upload_begin(struct rpc_channel *ch, const char *method, 
                                     struct lh_error *err)
 {
     struct rpc_upload *u = malloc(sizeof *u);
-    grpc_op op = {.op = GRPC_OP_SEND_INITIAL_METADATA,
-                  .flags = GRPC_INITIAL_METADATA_WAIT_FOR_READY};
+    grpc_op op = {0};
 
     if (!u)
         return lh_fail_errno(err, ENOMEM, "%s", method), NULL;
     snprintf(u->method, sizeof u->method, "%s", method);
     call_init(&u->call, ch, u->method, NULL, timeout_ms);
+    first_op(&u->call, &op);
     call_batch(&u->call, &op, 1); /* a failure comes again as the status */
     return u;
 }

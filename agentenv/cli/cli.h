@@ -18,7 +18,9 @@
 enum { CLI_FAILED = 1, CLI_USAGE = 2, CLI_TIMEOUT = 124, CLI_EXEC_FAILED = 125, CLI_AGAIN = 75 };
 
 struct cli {
-    const char *socket;          /* of agentenvd; NULL = not given */
+    const char *socket;  /* of agentenvd; NULL = not given */
+    const char *address; /* of one that is asked by TLS instead; NULL = not given */
+    const char *token_file, *ca_file;
     struct rpc_channel *channel; /* made by the first call: a verb may fork before it */
     bool json;                   /* how to print lists */
     bool json_asked;             /* by -o, not by being in a pipe */
@@ -60,9 +62,12 @@ struct rpc_upload *cli_upload(struct cli *cli, const char *method, int timeout_m
 int cli_print(const struct cli *cli, json_t *rows, const char *const *columns,
               struct lh_error *err);
 
-/* "512M", "2G", "100k", plain bytes; the whole string or INVALID_ARGUMENT. */
-int cli_size(const char *text, uint64_t *bytes, struct lh_error *err);
+/* Values, for parsers of argp; `option` is what they are of.  Anything else is wrong usage, which
+ * argp_error() says.  "512M", "2G", "100k", plain bytes: */
+uint64_t cli_size(struct argp_state *state, const char *option, const char *text);
 /* "90", "1.5s", "200ms", "5m", "2h" into milliseconds; a bare number is seconds. */
-int cli_duration(const char *text, uint32_t *ms, struct lh_error *err);
+uint32_t cli_duration(struct argp_state *state, const char *option, const char *text);
+/* Above 0 and at most max. */
+double cli_number(struct argp_state *state, const char *option, const char *text, double max);
 
 #endif

@@ -11,7 +11,6 @@ enum { EXEC_DEFAULT_MS = 30000 };
 
 struct exec {
     struct session session;
-    const char *timeout, *output;
     char **env;
     bool detach;
 };
@@ -50,7 +49,7 @@ static error_t parse_exec(int key, char *arg, struct argp_state *state)
 
     switch (key) {
     case 't':
-        x->timeout = arg;
+        req->timeout_ms = cli_duration(state, "--timeout", arg);
         return 0;
     case 'C':
         req->cwd = arg;
@@ -68,7 +67,8 @@ static error_t parse_exec(int key, char *arg, struct argp_state *state)
         x->detach = true;
         return 0;
     case 'k':
-        x->output = arg;
+        req->output_bytes = cli_size(state, "--keep", arg);
+        req->keep_tail = true;
         return 0;
     case 'e':
         x->env[req->n_env++] = arg;
@@ -104,7 +104,6 @@ static void name_it(struct exec *x, char id[LH_ID_SIZE])
     V1(ExecRequest) *req = &x->session.req;
 
     req->stdin_open = x->session.pass_input;
-    req->keep_tail = x->output != NULL;
     x->session.only_begin = x->detach;
     if (req->exec_id[0] || (!x->detach && !req->stdin_open))
         return;
@@ -126,20 +125,16 @@ static int exec_verb(struct cli *cli, int argc, char **argv, struct lh_error *er
     struct exec x = {.session.cli = cli, .env = env};
     V1(ExecRequest) *req = &x.session.req;
     char id[LH_ID_SIZE];
-    int r;
 
     if (!env)
         return lh_fail_errno(err, ENOMEM, "exec");
     longhaul__sandbox__v1__exec_request__init(req);
+    req->timeout_ms = EXEC_DEFAULT_MS;
     cli_parse(&argp, argc, argv, &x);
     req->env = env;
-    req->timeout_ms = EXEC_DEFAULT_MS;
-    if ((x.timeout && (r = cli_duration(x.timeout, &req->timeout_ms, err)) < 0) ||
-        (x.output && (r = cli_size(x.output, &req->output_bytes, err)) < 0))
-        return r;
     req->attempt = CURRENT_ATTEMPT;
     name_it(&x, id);
-    r = session_run(&x.session, err);
+    int r = session_run(&x.session, err);
     if (r < 0)
         return r;
     return x.session.left ? cli_new_id_print(cli, req->exec_id, err) : report_exit(&x.session.exit);
@@ -150,7 +145,23 @@ static int exec_verb(struct cli *cli, int argc, char **argv, struct lh_error *er
 struct copy_args {
     char *argv[2];
     int n;
+    char *id, *path; /* of the one that is in a sandbox */
+    bool out;
 };
+
+static void split_remote(struct copy_args *c, struct argp_state *state)
+{
+    c->out = cli_remote_path(c->argv[0], &c->id, &c->path);
+    char *id, *path;
+    bool in = cli_remote_path(c->argv[1], &id, &path);
+
+    if (in == c->out)
+        argp_error(state, "one of source and destination must be ID:/PATH");
+    if (in) {
+        c->id = id;
+        c->path = path;
+    }
+}
 
 static error_t parse_copy(int key, char *arg, struct argp_state *state)
 {
@@ -160,7 +171,9 @@ static error_t parse_copy(int key, char *arg, struct argp_state *state)
         c->argv[c->n++] = arg;
     else if (key == ARGP_KEY_ARG || (key == ARGP_KEY_END && c->n < 2))
         argp_error(state, "a source and a destination");
-    else if (key != ARGP_KEY_END)
+    else if (key == ARGP_KEY_END)
+        split_remote(c, state);
+    else
         return ARGP_ERR_UNKNOWN;
     return 0;
 }
@@ -177,15 +190,10 @@ static int cp(struct cli *cli, int argc, char **argv, struct lh_error *err)
         NULL,
         NULL};
     struct copy_args c = {0};
-    char *id, *path;
 
     cli_parse(&argp, argc, argv, &c);
-    bool out = cli_remote_path(c.argv[0], &id, &path);
-    char *id2, *path2;
-    bool in = cli_remote_path(c.argv[1], &id2, &path2);
-    if (in == out)
-        return lh_fail(err, LH_INVALID_ARGUMENT, "one of source and destination must be ID:/PATH");
-    return out ? copy_out(cli, id, path, c.argv[1], err) : copy_in(cli, c.argv[0], id2, path2, err);
+    return c.out ? copy_out(cli, c.id, c.path, c.argv[1], err)
+                 : copy_in(cli, c.argv[0], c.id, c.path, err);
 }
 
 const struct cli_verb file_verbs[] = {

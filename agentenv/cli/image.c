@@ -2,6 +2,7 @@
 
 #include <errno.h>
 #include <stdio.h>
+#include <string.h>
 
 #include "agentenv/task/dockerfile.h"
 #include "longhaul/sandbox/v1/sandbox.pb-c.h"
@@ -43,7 +44,7 @@ int image_import(struct cli *cli, int argc, char **argv, struct lh_error *err)
     int r = cli_parse(&argp, argc, argv, &w);
     if (r)
         return r;
-    lh_autofree char *path = realpath(w.word[1], NULL);
+    lh_autofree char *path = cli->address ? strdup(w.word[1]) : realpath(w.word[1], NULL);
     if (!path)
         return lh_fail_errno(err, errno, "cannot read %s", w.word[1]);
     req.name = w.word[0];

@@ -1,4 +1,4 @@
-/* ls, and how sandboxes are shown. */
+/* ls and stat, and how sandboxes and files are shown. */
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
@@ -97,7 +97,7 @@ int cli_list_sandboxes(struct cli *cli, const char *owner, bool all,
                     (ProtobufCMessage **)reply, err);
 }
 
-static int print_sandboxes(struct cli *cli, const struct cli_words *w, struct lh_error *err)
+static int print_sandboxes(struct cli *cli, const struct cli_file *w, struct lh_error *err)
 {
     lh_automsg(V1(ListSandboxesReply)) reply = NULL;
     int r = cli_list_sandboxes(cli, w->owner, w->all, &reply, err);
@@ -118,6 +118,9 @@ static void mode_text(uint32_t mode, char out[11])
     out[0] = types[mode >> 12 & 15];
     for (int i = 0; i < 9; i++)
         out[1 + i] = mode & (0400u >> i) ? "rwx"[i % 3] : '-';
+    for (int i = 0; i < 3; i++) /* setuid, setgid, sticky: in the place of x, capital without it */
+        if (mode & (04000u >> i))
+            out[3 + 3 * i] = (out[3 + 3 * i] == 'x' ? "sst" : "SST")[i];
     out[10] = 0;
 }
 
@@ -147,6 +150,34 @@ static int list_files(struct cli *cli, char *id, char *path, struct lh_error *er
     return cli_print(cli, rows, columns, err);
 }
 
+error_t cli_parse_file(int key, char *arg, struct argp_state *state)
+{
+    struct cli_file *f = state->input;
+
+    switch (key) {
+    case ARGP_KEY_ARG:
+        if (f->id)
+            argp_error(state, "one path");
+        if (!cli_remote_path(arg, &f->id, &f->path))
+            argp_error(state, "\"%s\" is not of the form ID:/PATH", arg);
+        return 0;
+    case ARGP_KEY_END:
+        if (!f->id && !f->optional)
+            argp_error(state, "give a path, as ID:/PATH");
+        return 0;
+    case CLI_OPT_OWNER:
+        f->owner = arg;
+        return 0;
+    case CLI_OPT_ALL:
+    case CLI_OPT_FOLLOW:
+    case CLI_OPT_RECURSIVE:
+        *(key == CLI_OPT_ALL ? &f->all : key == CLI_OPT_FOLLOW ? &f->follow : &f->recursive) = true;
+        return 0;
+    default:
+        return ARGP_ERR_UNKNOWN;
+    }
+}
+
 bool cli_remote_path(char *arg, char **id, char **path)
 {
     char *colon = strchr(arg, ':');
@@ -167,15 +198,46 @@ int ls_verb(struct cli *cli, int argc, char **argv, struct lh_error *err)
         {0},
     };
     const struct argp argp = {
-        options, cli_parse_words, "[ID:/PATH]", "Lists sandboxes, or files of one.", NULL, NULL,
-        NULL};
-    char *arg[1], *id, *path;
-    struct cli_words w = {.max = 1, .argv = arg};
+        options, cli_parse_file, "[ID:/PATH]", "Lists sandboxes, or files of one.",
+        NULL,    NULL,           NULL};
+    struct cli_file f = {.optional = true};
 
-    cli_parse(&argp, argc, argv, &w);
-    if (w.n == 0)
-        return print_sandboxes(cli, &w, err);
-    if (!cli_remote_path(arg[0], &id, &path))
-        return lh_fail(err, LH_INVALID_ARGUMENT, "\"%s\" is not of the form ID:/PATH", arg[0]);
-    return list_files(cli, id, path, err);
+    cli_parse(&argp, argc, argv, &f);
+    return f.id ? list_files(cli, f.id, f.path, err) : print_sandboxes(cli, &f, err);
+}
+
+/* Its name as it was given: that of a link is not that of its target. */
+static json_t *stat_json(const V1(FileInfo) * f, const char *path)
+{
+    char mode[11], when[24];
+
+    mode_text(f->mode, mode);
+    cli_time(f->mtime_ms, when);
+    return json_pack("{s:s, s:s, s:I, s:I, s:I, s:I, s:I, s:s, s:I, s:s}", "path", path, "mode",
+                     mode, "uid", (json_int_t)f->uid, "gid", (json_int_t)f->gid, "links",
+                     (json_int_t)f->links, "size", (json_int_t)f->size, "allocated_bytes",
+                     (json_int_t)f->allocated_bytes, "modified", when, "mtime_ms",
+                     (json_int_t)f->mtime_ms, "target", f->target);
+}
+
+int stat_verb(struct cli *cli, int argc, char **argv, struct lh_error *err)
+{
+    static const char *const columns[] = {
+        "mode",     "uid",  "gid",    "links", "size", "allocated_bytes",
+        "modified", "path", "target", NULL};
+    static const struct argp_option options[] = {
+        {"follow", CLI_OPT_FOLLOW, 0, 0, "What a symbolic link names, not the link", 0}, {0}};
+    const struct argp argp = {
+        options, cli_parse_file, "ID:/PATH", "Says what a file of a sandbox is.", NULL, NULL, NULL};
+    V1(StatFileRequest) req = LONGHAUL__SANDBOX__V1__STAT_FILE_REQUEST__INIT;
+    lh_automsg(V1(FileInfo)) info = NULL;
+    struct cli_file f = {0};
+
+    cli_parse(&argp, argc, argv, &f);
+    req.id = f.id;
+    req.path = f.path;
+    req.follow = f.follow;
+    int r = cli_call(cli, "StatFile", &req.base, &longhaul__sandbox__v1__file_info__descriptor,
+                     CALL_MS, (ProtobufCMessage **)&info, err);
+    return r < 0 ? r : cli_print(cli, json_pack("[o]", stat_json(info, f.path)), columns, err);
 }

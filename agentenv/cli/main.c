@@ -20,10 +20,16 @@ const struct cli_verb *const cli_tables[] = {sandbox_verbs,  file_verbs,   shell
                                              snapshot_verbs, task_verbs,   token_verbs,
                                              top_verbs,      manual_verbs, NULL};
 
-enum { OPT_SOCKET = 'S', OPT_OUTPUT = 'o' };
+enum { OPT_SOCKET = 'S', OPT_OUTPUT = 'o', OPT_ADDRESS = 1024, OPT_TOKEN, OPT_CA };
 
 static const struct argp_option common_options[] = {
     {"socket", OPT_SOCKET, "PATH", 0, "Socket of agentenvd; default: $AGENTENV_SOCKET", -2},
+    {"address", OPT_ADDRESS, "HOST:PORT", 0,
+     "Of an agentenvd elsewhere, asked by TLS; default: $AGENTENV_ADDRESS", -2},
+    {"token-file", OPT_TOKEN, "FILE", 0,
+     "With what agentenv token create printed; default: $AGENTENV_TOKEN_FILE", -2},
+    {"ca", OPT_CA, "FILE", 0,
+     "PEM: who vouches for its certificate; default: $AGENTENV_CA, or the machine's own", -2},
     {"output", OPT_OUTPUT, "FORMAT", 0, "table or json; default: table on a terminal", -2},
     {0},
 };
@@ -35,6 +41,16 @@ static error_t parse_common(int key, char *arg, struct argp_state *state)
     switch (key) {
     case OPT_SOCKET:
         program.socket = arg;
+        program.address = NULL; /* that of the environment */
+        return 0;
+    case OPT_ADDRESS:
+        program.address = arg;
+        return 0;
+    case OPT_TOKEN:
+        program.token_file = arg;
+        return 0;
+    case OPT_CA:
+        program.ca_file = arg;
         return 0;
     case OPT_OUTPUT:
         program.json = program.json_asked = !strcmp(arg, "json");
@@ -50,19 +66,42 @@ static const struct argp common_argp = {common_options, parse_common, NULL, NULL
 
 int cli_parse(const struct argp *argp, int argc, char **argv, void *input)
 {
-    const struct argp_child children[] = {{&common_argp, 0, "Common options:", -1}, {0}};
+    struct argp_child children[] = {{0}, {&common_argp, 0, "Common options:", -1}, {0}};
     struct argp with_common = *argp;
 
-    with_common.children = children;
+    if (argp->children) /* one, whose input is child_inputs[0] */
+        children[0] = argp->children[0];
+    with_common.children = children + !argp->children;
     return argp_parse(&with_common, argc, argv, ARGP_IN_ORDER, NULL, input);
 }
 
 /* ---- the daemon ---- */
 
+static int connect_by_tls(struct cli *cli, struct lh_error *err)
+{
+    enum { TOKEN_MAX = 4096, CA_MAX = 4 << 20 };
+    size_t len;
+
+    if (!cli->token_file)
+        return lh_fail(err, LH_INVALID_ARGUMENT,
+                       "%s wants a token: give --token-file FILE or set AGENTENV_TOKEN_FILE",
+                       cli->address);
+    lh_autofree char *token = lh_read_file(cli->token_file, TOKEN_MAX, &len, err);
+    lh_autofree char *ca =
+        token && cli->ca_file ? lh_read_file(cli->ca_file, CA_MAX, &len, err) : NULL;
+    if (!token || (cli->ca_file && !ca))
+        return err->code;
+    token[strcspn(token, " \t\r\n")] = 0;
+    cli->channel = rpc_channel_create_tls(cli->address, ca, token, err);
+    return cli->channel ? 0 : err->code;
+}
+
 static int connect_daemon(struct cli *cli, struct lh_error *err)
 {
     if (cli->channel)
         return 0;
+    if (cli->address)
+        return connect_by_tls(cli, err);
     if (!cli->socket)
         return lh_fail(err, LH_INVALID_ARGUMENT,
                        "which agentenvd? give --socket PATH or set AGENTENV_SOCKET");
@@ -96,6 +135,8 @@ static int check_socket(struct cli *cli, struct lh_error *err)
     int64_t deadline_ms = lh_now_ms() + RESTART_MS;
     struct stat st;
 
+    if (cli->address)
+        return 0;
     if (stat(cli->socket, &st) < 0)
         return lh_fail(err, LH_UNAVAILABLE, "no agentenvd at %s", cli->socket);
     if (!S_ISSOCK(st.st_mode))
@@ -195,6 +236,15 @@ static void print_no_verb(const char *word)
         fprintf(stderr, "agentenv: no verb \"%s\"; agentenv --help lists them\n", word);
 }
 
+/* In 79 columns, where argp would break the line. */
+static void print_verb(FILE *f, const struct cli_verb *v)
+{
+    enum { LEFT = 37 };
+    int width = fprintf(f, "  %s %s", v->name, v->args);
+
+    fprintf(f, "%*s%s\n", width < LEFT ? LEFT - width : 1, "", v->doc);
+}
+
 static char *list_verbs(int key, const char *text, void *input)
 {
     char *out = NULL;
@@ -209,7 +259,7 @@ static char *list_verbs(int key, const char *text, void *input)
     fputs("Verbs (agentenv VERB --help says more):\n", f);
     for (size_t t = 0; cli_tables[t]; t++)
         for (const struct cli_verb *v = cli_tables[t]; v->name; v++)
-            fprintf(f, "  %-16s %-19s %s\n", v->name, v->args, v->doc);
+            print_verb(f, v);
     fclose(f); /* only now is `out` what it will be */
     return out;
 }
@@ -262,6 +312,9 @@ int main(int argc, char **argv)
     argp_err_exit_status = CLI_USAGE;
     program.json = !isatty(STDOUT_FILENO);
     program.socket = getenv("AGENTENV_SOCKET");
+    program.address = getenv("AGENTENV_ADDRESS");
+    program.token_file = getenv("AGENTENV_TOKEN_FILE");
+    program.ca_file = getenv("AGENTENV_CA");
     cli_parse(&argp, argc, argv, &w);
     const struct cli_verb *v = find_verb(w.argc, w.argv, &words);
     if (!v) {

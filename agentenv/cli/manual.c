@@ -13,6 +13,10 @@ static const char page_head[] =
 
 static const char page_tail[] =
     ".SH OPTIONS\n.TP\n.BI --socket= PATH\nSocket of agentenvd; default: $AGENTENV_SOCKET.\n"
+    ".TP\n.BI --address= HOST:PORT\nOf an agentenvd elsewhere, asked by TLS, with\n.BI "
+    "--token-file= "
+    "FILE\nand, where the machine does not know who signed its certificate,\n.BI --ca= FILE\n"
+    "(defaults: $AGENTENV_ADDRESS, $AGENTENV_TOKEN_FILE, $AGENTENV_CA).\n"
     ".TP\n.BI --output= FORMAT\ntable or json; default: a table on a terminal, JSON in a pipe.\n"
     ".SH EXIT STATUS\n0 done, 1 refused or failed, 2 usage, 75 the daemon is not there. exec and\n"
     "shell end as their command does; exec with 124 after its timeout and with 125 when it could\n"

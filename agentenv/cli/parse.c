@@ -1,3 +1,4 @@
+/* Values of options.  What is wrong with one is wrong usage: argp says so and ends the program. */
 #include <errno.h>
 #include <math.h>
 #include <string.h>
@@ -10,26 +11,22 @@ struct unit {
     double factor;
 };
 
-/* "1.5" + suffix of the table. */
-static int parse_with_unit(const char *text, const struct unit *units, const char *what, double max,
-                           double *out, struct lh_error *err)
+/* "1.5" + suffix of the table; negative = none. */
+static double parse_with_unit(const char *text, const struct unit *units, double max)
 {
     char *end;
 
     errno = 0;
     double v = strtod(text, &end);
-    for (const struct unit *u = units; end != text && errno == 0 && u->suffix; u++) {
-        if (strcmp(end, u->suffix))
-            continue;
-        *out = v * u->factor;
-        if (isfinite(*out) && *out >= 0 && *out <= max)
-            return 0;
-        break;
-    }
-    return lh_fail(err, LH_INVALID_ARGUMENT, "\"%s\" is not a %s", text, what);
+    for (const struct unit *u = units; end != text && errno == 0 && u->suffix; u++)
+        if (!strcmp(end, u->suffix)) {
+            double whole = v * u->factor;
+            return isfinite(whole) && whole >= 0 && whole <= max ? whole : -1;
+        }
+    return -1;
 }
 
-int cli_size(const char *text, uint64_t *bytes, struct lh_error *err)
+uint64_t cli_size(struct argp_state *state, const char *option, const char *text)
 {
     static const struct unit units[] = {{"", 1},
                                         {"k", 1024},
@@ -39,34 +36,31 @@ int cli_size(const char *text, uint64_t *bytes, struct lh_error *err)
                                         {"G", 1073741824.0},
                                         {"g", 1073741824.0},
                                         {NULL, 0}};
-    double v = 0;
-    int r = parse_with_unit(text, units, "size (examples: 512M, 2G, 100k)", 1e15, &v, err);
+    double v = parse_with_unit(text, units, 1e15);
 
-    if (r == 0)
-        *bytes = (uint64_t)v;
-    return r;
+    if (v < 0)
+        argp_error(state, "%s \"%s\": a size (examples: 512M, 2G, 100k)", option, text);
+    return v < 0 ? 0 : (uint64_t)v;
 }
 
-int cli_duration(const char *text, uint32_t *ms, struct lh_error *err)
+uint32_t cli_duration(struct argp_state *state, const char *option, const char *text)
 {
     static const struct unit units[] = {{"", 1000},   {"ms", 1},      {"s", 1000},
                                         {"m", 60000}, {"h", 3600000}, {NULL, 0}};
-    double v = 0;
-    int r = parse_with_unit(text, units, "duration (examples: 90, 1.5s, 200ms, 5m)", UINT32_MAX, &v,
-                            err);
+    double v = parse_with_unit(text, units, UINT32_MAX);
 
-    if (r == 0)
-        *ms = (uint32_t)v;
-    return r;
+    if (v < 0)
+        argp_error(state, "%s \"%s\": a duration (examples: 90, 1.5s, 200ms, 5m)", option, text);
+    return v < 0 ? 0 : (uint32_t)v;
 }
 
-int cli_number(const char *text, double max, double *out, const char *what, struct lh_error *err)
+double cli_number(struct argp_state *state, const char *option, const char *text, double max)
 {
     char *end;
+    double v = strtod(text, &end);
+    bool good = end != text && !*end && v > 0 && v <= max;
 
-    *out = strtod(text, &end);
-    if (end == text || *end || !(*out > 0 && *out <= max))
-        return lh_fail(err, LH_INVALID_ARGUMENT, "%s \"%s\": a number above 0, at most %g", what,
-                       text, max);
-    return 0;
+    if (!good)
+        argp_error(state, "%s \"%s\": a number above 0, at most %.0f", option, text, max);
+    return good ? v : 0;
 }

@@ -1,4 +1,4 @@
-/* The verbs that change sandboxes, watch and doctor. */
+/* The verbs that change sandboxes. */
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
@@ -18,7 +18,7 @@ error_t cli_parse_words(int key, char *arg, struct argp_state *state)
         w->argv[w->n++] = arg;
         return 0;
     case ARGP_KEY_END:
-        if (w->n < w->min)
+        if (w->n < w->min && !w->all && !w->owner)
             argp_error(state, "arguments are missing");
         return 0;
     case CLI_OPT_OWNER:
@@ -156,11 +156,11 @@ static int rm(struct cli *cli, int argc, char **argv, struct lh_error *err)
         {0},
     };
     static const char *const columns[] = {"removed", NULL};
-    const struct argp argp = {options,   cli_parse_words,
-                              "[ID...]", "Removes sandboxes with everything they are.",
-                              NULL,      NULL,
+    const struct argp argp = {options, cli_parse_words,
+                              "ID...", "Removes sandboxes with everything they are.",
+                              NULL,    NULL,
                               NULL};
-    struct cli_words w = {.max = argc};
+    struct cli_words w = {.min = 1, .max = argc};
     uint32_t removed = 0;
     int r;
 
@@ -173,10 +173,8 @@ static int rm(struct cli *cli, int argc, char **argv, struct lh_error *err)
         r = remove_all(cli, &removed, err);
     else if (w.owner)
         r = remove_one(cli, NULL, w.owner, &removed, err);
-    else if (w.n)
-        r = remove_named(cli, &w, &removed);
     else
-        r = lh_fail(err, LH_INVALID_ARGUMENT, "which sandbox? give ids, --owner or --all");
+        r = remove_named(cli, &w, &removed);
     if (r < 0 || !cli->json_asked)
         return r;
     int printed =
@@ -203,36 +201,42 @@ static int call_fork(struct cli *cli, V1(ForkRequest) * req, V1(ForkReply) * *re
     return r < 0 ? lh_fail(err, r, "%s", first.message) : r;
 }
 
+struct fork_args {
+    struct cli_words words; /* first: cli_parse_words() takes it for these */
+    double count;
+};
+
+static error_t parse_fork(int key, char *arg, struct argp_state *state)
+{
+    struct fork_args *f = state->input;
+
+    if (key == ARGP_KEY_ARG && f->words.n == 1)
+        f->count = cli_number(state, "N", arg, 64);
+    return cli_parse_words(key, arg, state);
+}
+
 static int fork_sandbox(struct cli *cli, int argc, char **argv, struct lh_error *err)
 {
     static const struct argp_option options[] = {
         {"engine", CLI_OPT_ENGINE, "NAME", 0,
          "fsonly: the files alone; criu: processes as well; default: these if there are any", 0},
         {0}};
-    const struct argp argp = {options,
-                              cli_parse_words,
-                              "ID|SNAPSHOT N",
-                              "Starts N sandboxes that are what ID is now.",
-                              NULL,
-                              NULL,
-                              NULL};
+    const struct argp argp = {
+        options, parse_fork, "ID|SNAPSHOT N", "Starts N sandboxes that are what ID is now.", NULL,
+        NULL,    NULL};
     V1(ForkRequest) req = LONGHAUL__SANDBOX__V1__FORK_REQUEST__INIT;
     lh_automsg(V1(ForkReply)) reply = NULL;
     char *arg[2], key[LH_ID_SIZE];
-    struct cli_words w = {.min = 2, .max = 2, .argv = arg};
-    double count;
+    struct fork_args f = {.words = {.min = 2, .max = 2, .argv = arg}};
 
-    cli_parse(&argp, argc, argv, &w);
-    int r = cli_number(arg[1], 64, &count, "N", err);
+    cli_parse(&argp, argc, argv, &f);
     lh_id_new_text(key);
-    if (r < 0)
-        return r;
     req.id = arg[0];
     req.idempotency_key = key;
-    req.count = (uint32_t)count;
-    req.engine = (char *)(w.engine ? w.engine : "");
+    req.count = (uint32_t)f.count;
+    req.engine = (char *)(f.words.engine ? f.words.engine : "");
     req.attempt = CURRENT_ATTEMPT;
-    r = call_fork(cli, &req, &reply, err);
+    int r = call_fork(cli, &req, &reply, err);
     if (r < 0)
         return r;
     json_t *rows = cli->json_asked ? json_array() : NULL;
@@ -244,41 +248,7 @@ static int fork_sandbox(struct cli *cli, int argc, char **argv, struct lh_error 
     return rows ? cli_print(cli, rows, cli_sandbox_columns, err) : 0;
 }
 
-/* ---- watch, doctor ---- */
-
-static int print_event(void *ctx, const ProtobufCMessage *message, struct lh_error *err)
-{
-    const V1(Event) *e = (const void *)message;
-    const struct cli *cli = ctx;
-    char when[24];
-
-    cli_time(e->at_ms, when);
-    if (cli->json)
-        printf(
-            "{\"at_ms\": %lld, \"sandbox\": \"%s\", \"from\": \"%s\", \"to\": \"%s\", \"cause\": "
-            "\"%s\"}\n",
-            (long long)e->at_ms, e->sandbox, cli_state_name((int)e->from),
-            cli_state_name((int)e->to), cli_cause_name((int)e->cause));
-    else
-        printf("%s  %s  %s -> %s %s\n", when, e->sandbox, cli_state_name((int)e->from),
-               cli_state_name((int)e->to), cli_cause_name((int)e->cause));
-    return fflush(stdout) ? lh_fail_errno(err, errno, "writing an event") : 0;
-}
-
-static int watch(struct cli *cli, int argc, char **argv, struct lh_error *err)
-{
-    const struct argp argp = {
-        NULL, cli_parse_words,
-        "",   "Prints every change of state as it happens, until interrupted.",
-        NULL, NULL,
-        NULL};
-    V1(Empty) req = LONGHAUL__SANDBOX__V1__EMPTY__INIT;
-    struct cli_words w = {0};
-
-    cli_parse(&argp, argc, argv, &w);
-    return cli_stream(cli, "Watch", &req.base, &longhaul__sandbox__v1__event__descriptor, INT32_MAX,
-                      print_event, cli, err);
-}
+/* ---- engines ---- */
 
 /* A row for each engine, and one for each problem with one that is not offered. */
 static int engines_rows(struct cli *cli, json_t *rows, struct lh_error *err)
@@ -315,17 +285,18 @@ static int engines(struct cli *cli, int argc, char **argv, struct lh_error *err)
 
 const struct cli_verb sandbox_verbs[] = {
     {"start", "IMAGE|SNAPSHOT", "start a sandbox, print its id", start_verb},
-    {"resume", "ID|SNAPSHOT", "a hibernated sandbox; or a new one where a snapshot was taken",
-     resume_verb},
+    {"resume", "ID|SNAPSHOT", "wake one, or start where one was", resume_verb},
     {"ls", "[ID:/PATH]", "list sandboxes, or files of one", ls_verb},
+    {"stat", "ID:/PATH", "what a file of a sandbox is", stat_verb},
     {"freeze", "ID", "stop its processes where they are", freeze},
     {"thaw", "ID", "let them go on", thaw},
     {"hibernate", "ID", "put it away: no processes, no memory", hibernate},
     {"rollback", "ID [SNAPSHOT]", "make it what it was", rollback},
     {"fork", "ID|SNAPSHOT N", "N sandboxes over the files of one", fork_sandbox},
     {"rm", "ID...", "remove sandboxes", rm},
-    {"watch", "", "print changes of state as they happen", watch},
+    {"policy", "ID", "what happens to it by the clock", policy_verb},
+    {"watch", "[ID:/PATH]", "changes of state, or of files, live", watch_verb},
     {"engines", "", "what snapshots can be made of", engines},
-    {"doctor", "", "what this machine offers, and what it lacks", doctor_verb},
+    {"doctor", "", "what this machine offers and lacks", doctor_verb},
     {0},
 };

@@ -183,23 +183,8 @@ static int attach(struct cli *cli, int argc, char **argv, struct lh_error *err)
 struct kill_args {
     char *arg[2];
     int n;
-    const char *signal;
+    int signal;
 };
-
-static error_t parse_kill(int key, char *arg, struct argp_state *state)
-{
-    struct kill_args *k = state->input;
-
-    if (key == 's')
-        k->signal = arg;
-    else if (key == ARGP_KEY_ARG && k->n < 2)
-        k->arg[k->n++] = arg;
-    else if (key == ARGP_KEY_ARG || (key == ARGP_KEY_END && k->n < 2))
-        argp_error(state, "a sandbox and the name of a command in it");
-    else if (key != ARGP_KEY_END)
-        return ARGP_ERR_UNKNOWN;
-    return 0;
-}
 
 static int signal_number(const char *text)
 {
@@ -218,6 +203,23 @@ static int signal_number(const char *text)
     return -1;
 }
 
+static error_t parse_kill(int key, char *arg, struct argp_state *state)
+{
+    struct kill_args *k = state->input;
+
+    if (key == 's')
+        k->signal = signal_number(arg);
+    else if (key == ARGP_KEY_ARG && k->n < 2)
+        k->arg[k->n++] = arg;
+    else if (key == ARGP_KEY_ARG || (key == ARGP_KEY_END && k->n < 2))
+        argp_error(state, "a sandbox and the name of a command in it");
+    else if (key != ARGP_KEY_END)
+        return ARGP_ERR_UNKNOWN;
+    if (k->signal < 0)
+        argp_error(state, "\"%s\" is no signal", arg);
+    return 0;
+}
+
 static int kill_verb(struct cli *cli, int argc, char **argv, struct lh_error *err)
 {
     static const struct argp_option options[] = {
@@ -228,16 +230,14 @@ static int kill_verb(struct cli *cli, int argc, char **argv, struct lh_error *er
         options, parse_kill, "ID NAME", "Sends a signal to a command that has a name.",
         NULL,    NULL,       NULL};
     V1(ExecInputRequest) req = LONGHAUL__SANDBOX__V1__EXEC_INPUT_REQUEST__INIT;
-    struct kill_args k = {.signal = "KILL"};
+    struct kill_args k = {.signal = SIGKILL};
     ProtobufCMessage *reply = NULL;
 
     cli_parse(&argp, argc, argv, &k);
     req.id = k.arg[0];
     req.exec_id = k.arg[1];
     req.attempt = CURRENT_ATTEMPT;
-    req.signal = signal_number(k.signal);
-    if (req.signal < 0)
-        return lh_fail(err, LH_INVALID_ARGUMENT, "\"%s\" is no signal", k.signal);
+    req.signal = k.signal;
     int r = cli_call(cli, "ExecInput", &req.base, &longhaul__sandbox__v1__empty__descriptor,
                      CALL_MS, &reply, err);
     lh_message_free(reply);

@@ -11,7 +11,8 @@
 struct args {
     int min, max, n;
     char *argv[2];
-    const char *retain, *key, *owner, *grace, *engine;
+    const char *retain, *key, *owner, *engine;
+    uint32_t grace_ms;
     bool content;
 };
 
@@ -40,7 +41,9 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         a->owner = arg;
         return 0;
     case OPT_GRACE:
-        a->grace = arg;
+        a->grace_ms = cli_duration(state, "--grace", arg);
+        if (a->grace_ms == 0)
+            a->grace_ms = 1; /* 0 is the service's default */
         return 0;
     case OPT_ENGINE:
         a->engine = arg;
@@ -255,15 +258,11 @@ static int gc(struct cli *cli, int argc, char **argv, struct lh_error *err)
     V1(GcRequest) req = LONGHAUL__SANDBOX__V1__GC_REQUEST__INIT;
     lh_automsg(V1(GcReply)) reply = NULL;
     struct args a = {0};
-    int r;
 
     cli_parse(&argp, argc, argv, &a);
-    if (a.grace && (r = cli_duration(a.grace, &req.grace_ms, err)) < 0)
-        return r;
-    if (a.grace && req.grace_ms == 0)
-        req.grace_ms = 1; /* 0 is the service's default */
-    r = cli_call(cli, "Gc", &req.base, &longhaul__sandbox__v1__gc_reply__descriptor, CALL_MS,
-                 (ProtobufCMessage **)&reply, err);
+    req.grace_ms = a.grace_ms;
+    int r = cli_call(cli, "Gc", &req.base, &longhaul__sandbox__v1__gc_reply__descriptor, CALL_MS,
+                     (ProtobufCMessage **)&reply, err);
     if (r < 0)
         return r;
     return cli_print(cli,

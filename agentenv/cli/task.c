@@ -168,8 +168,8 @@ static int task_register(struct cli *cli, int argc, char **argv, struct lh_error
     r = register_all(cli, set, &g, err);
     if (g.terminal)
         fputs("\r\033[K", stderr);
-    printf("%zu tasks: %zu registered, %zu unchanged, %zu refused\n", g.total, g.registered,
-           g.unchanged, g.refused);
+    printf("%zu task%s: %zu registered, %zu unchanged, %zu refused\n", g.total,
+           g.total == 1 ? "" : "s", g.registered, g.unchanged, g.refused);
     return r < 0 ? r : g.refused ? CLI_FAILED : 0;
 }
 
@@ -384,14 +384,13 @@ static int task_export(struct cli *cli, int argc, char **argv, struct lh_error *
 }
 
 const struct cli_verb task_verbs[] = {
-    {"task register", "FILE|DIRECTORY", "validate, verify and register the tasks of a file",
-     task_register},
+    {"task register", "FILE|DIRECTORY", "verify and register tasks", task_register},
     {"task ls", "[PREFIX]", "list tasks", task_ls},
     {"task show", "NAME", "print a task in text format", task_show},
     {"task export", "NAME DIRECTORY", "write a Harbor task's directory again", task_export},
     {"task rm", "NAME", "remove a task", task_rm},
     {"task release", "NAME", "end the quarantine of a task", task_release},
-    {"image import", "NAME PATH", "import a root file system or container image", image_import},
+    {"image import", "NAME PATH", "take in a root file system or image", image_import},
     {"image build", "NAME DIRECTORY", "build one from a Dockerfile or commands", image_build},
     {"image ls", "", "list images", image_ls},
     {"image rm", "NAME", "remove an image nobody uses", image_rm},

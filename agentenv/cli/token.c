@@ -11,7 +11,9 @@ static const char *const columns[] = {
 enum { OPT_TTL = 256, OPT_MAX };
 
 struct create_args {
-    const char *name, *scope, *owner, *max, *ttl;
+    const char *name, *owner;
+    V1(Scope) scope;
+    uint32_t max, ttl_ms;
 };
 
 static const struct argp_option create_options[] = {
@@ -22,39 +24,36 @@ static const struct argp_option create_options[] = {
     {0},
 };
 
+static V1(Scope) scope_of(struct argp_state *state, const char *text)
+{
+    static const char *const names[] = {"read", "use", "admin"};
+
+    for (size_t i = 0; i < LH_ARRAY_SIZE(names); i++)
+        if (!strcmp(text, names[i]))
+            return (V1(Scope))(LONGHAUL__SANDBOX__V1__SCOPE__SCOPE_READ + i);
+    argp_error(state, "--scope \"%s\": read, use or admin", text);
+    return LONGHAUL__SANDBOX__V1__SCOPE__SCOPE_UNSPECIFIED;
+}
+
 static error_t parse_create(int key, char *arg, struct argp_state *state)
 {
     struct create_args *a = state->input;
-    const struct {
-        int key;
-        const char **to;
-    } strings[] = {
-        {'s', &a->scope}, {CLI_OPT_OWNER, &a->owner}, {OPT_MAX, &a->max}, {OPT_TTL, &a->ttl}};
 
-    for (size_t i = 0; i < LH_ARRAY_SIZE(strings); i++)
-        if (strings[i].key == key) {
-            *strings[i].to = arg;
-            return 0;
-        }
-    if (key == ARGP_KEY_ARG && !a->name)
+    if (key == 's')
+        a->scope = scope_of(state, arg);
+    else if (key == CLI_OPT_OWNER)
+        a->owner = arg;
+    else if (key == OPT_MAX)
+        a->max = (uint32_t)cli_number(state, "--max", arg, UINT32_MAX);
+    else if (key == OPT_TTL)
+        a->ttl_ms = cli_duration(state, "--ttl", arg);
+    else if (key == ARGP_KEY_ARG && !a->name)
         a->name = arg;
     else if (key == ARGP_KEY_ARG || key == ARGP_KEY_NO_ARGS)
         argp_error(state, "one name");
     else
         return ARGP_ERR_UNKNOWN;
     return 0;
-}
-
-static int scope_of(const char *text, V1(Scope) * scope, struct lh_error *err)
-{
-    static const char *const names[] = {"read", "use", "admin"};
-
-    for (size_t i = 0; i < LH_ARRAY_SIZE(names); i++)
-        if (!strcmp(text, names[i])) {
-            *scope = (V1(Scope))(LONGHAUL__SANDBOX__V1__SCOPE__SCOPE_READ + i);
-            return 0;
-        }
-    return lh_fail(err, LH_INVALID_ARGUMENT, "scope \"%s\": read, use or admin", text);
 }
 
 static json_t *token_json(const V1(Token) * t)
@@ -82,23 +81,17 @@ static int token_create(struct cli *cli, int argc, char **argv, struct lh_error 
                               NULL};
     V1(CreateTokenRequest) req = LONGHAUL__SANDBOX__V1__CREATE_TOKEN_REQUEST__INIT;
     lh_automsg(V1(Token)) made = NULL;
-    struct create_args a = {.scope = "use"};
-    double max = 0;
-    uint32_t ttl = 0;
-    int r;
+    struct create_args a = {.scope = LONGHAUL__SANDBOX__V1__SCOPE__SCOPE_USE};
 
     cli_parse(&argp, argc, argv, &a);
     req.name = (char *)a.name;
     if (a.owner)
         req.owner_prefix = (char *)a.owner;
-    if ((r = scope_of(a.scope, &req.scope, err)) < 0 ||
-        (a.max && (r = cli_number(a.max, UINT32_MAX, &max, "--max", err)) < 0) ||
-        (a.ttl && (r = cli_duration(a.ttl, &ttl, err)) < 0))
-        return r;
-    req.max_sandboxes = (uint32_t)max;
-    req.ttl_ms = ttl;
-    r = cli_call(cli, "CreateToken", &req.base, &longhaul__sandbox__v1__token__descriptor, CALL_MS,
-                 (ProtobufCMessage **)&made, err);
+    req.scope = a.scope;
+    req.max_sandboxes = a.max;
+    req.ttl_ms = a.ttl_ms;
+    int r = cli_call(cli, "CreateToken", &req.base, &longhaul__sandbox__v1__token__descriptor,
+                     CALL_MS, (ProtobufCMessage **)&made, err);
     if (r == 0)
         puts(made->secret);
     return r;

@@ -57,7 +57,8 @@ static int show(struct cli *cli, struct lh_error *err)
 }
 
 struct top_args {
-    const char *every, *times;
+    uint32_t every_ms;
+    double times; /* 0 = until interrupted */
 };
 
 static error_t parse_top(int key, char *arg, struct argp_state *state)
@@ -65,9 +66,9 @@ static error_t parse_top(int key, char *arg, struct argp_state *state)
     struct top_args *a = state->input;
 
     if (key == 'd')
-        a->every = arg;
+        a->every_ms = cli_duration(state, "--delay", arg);
     else if (key == 'n')
-        a->times = arg;
+        a->times = cli_number(state, "--number", arg, 1e9);
     else if (key == ARGP_KEY_ARG)
         argp_error(state, "no arguments");
     else
@@ -85,24 +86,18 @@ static int top(struct cli *cli, int argc, char **argv, struct lh_error *err)
     const struct argp argp = {
         options, parse_top, "",  "Shows sandboxes as they are, those with most memory first.",
         NULL,    NULL,      NULL};
-    struct top_args a = {0};
-    uint32_t every = EVERY_DEFAULT_MS;
-    double times = 0;
-    int r;
+    struct top_args a = {.every_ms = EVERY_DEFAULT_MS};
 
     cli_parse(&argp, argc, argv, &a);
-    if ((a.every && (r = cli_duration(a.every, &every, err)) < 0) ||
-        (a.times && (r = cli_number(a.times, 1e9, &times, "--number", err)) < 0))
-        return r;
     if (!a.times && !isatty(STDOUT_FILENO))
-        times = 1;
+        a.times = 1;
     for (double i = 1;; i++) {
         if (isatty(STDOUT_FILENO))
             fputs("\033[H\033[J", stdout); /* home, and the screen is empty */
-        r = show(cli, err);
-        if (r < 0 || i == times)
+        int r = show(cli, err);
+        if (r < 0 || i == a.times)
             return r;
-        usleep((useconds_t)every * 1000);
+        usleep((useconds_t)a.every_ms * 1000);
     }
 }
 

@@ -23,8 +23,17 @@ int resume_verb(struct cli *cli, int argc, char **argv, struct lh_error *err);
 int resume_sandbox(struct cli *cli, int argc, char **argv, struct lh_error *err);
 int doctor_verb(struct cli *cli, int argc, char **argv, struct lh_error *err);
 int ls_verb(struct cli *cli, int argc, char **argv, struct lh_error *err);
+int stat_verb(struct cli *cli, int argc, char **argv, struct lh_error *err);
+int watch_verb(struct cli *cli, int argc, char **argv, struct lh_error *err);
+int policy_verb(struct cli *cli, int argc, char **argv, struct lh_error *err);
 
-enum { CLI_OPT_OWNER = 512, CLI_OPT_ENGINE, CLI_OPT_ALL = 'a' };
+enum {
+    CLI_OPT_OWNER = 512,
+    CLI_OPT_ENGINE,
+    CLI_OPT_FOLLOW,
+    CLI_OPT_ALL = 'a',
+    CLI_OPT_RECURSIVE = 'r'
+};
 
 /* Verbs whose only arguments are words: at least min, at most max of them. */
 struct cli_words {
@@ -35,10 +44,19 @@ struct cli_words {
     bool all;
 };
 
-error_t cli_parse_words(int key, char *arg, struct argp_state *state);
+/* What the daemon does with a sandbox by itself, as far as it was said; options of start and
+ * policy.
+ */
+struct cli_policy {
+    uint32_t ttl_ms; /* 0 = not said */
+    V1(Policy) said; /* its values, where `set` says so */
+    bool set_at_ttl, set_freeze, set_hibernate, set_pinned;
+};
+extern const struct argp cli_policy_argp;
+/* Into *to, whose other fields stay; false when nothing was said. */
+bool cli_policy_fill(const struct cli_policy *p, V1(Policy) * to);
 
-/* A number above 0 and at most max; `what` for the message. */
-int cli_number(const char *text, double max, double *out, const char *what, struct lh_error *err);
+error_t cli_parse_words(int key, char *arg, struct argp_state *state);
 
 int cli_list_sandboxes(struct cli *cli, const char *owner, bool all,
                        V1(ListSandboxesReply) * *reply, struct lh_error *err);
@@ -52,6 +70,15 @@ const char *cli_cause_name(int cause);
 
 /* Splits "ID:/path" in place; false when `arg` is not of that form. */
 bool cli_remote_path(char *arg, char **id, char **path);
+
+/* For verbs that take one such path, which may be missing if `optional`. */
+struct cli_file {
+    char *id, *path; /* NULL = not given */
+    bool optional;
+    const char *owner; /* options that some of them have */
+    bool all, follow, recursive;
+};
+error_t cli_parse_file(int key, char *arg, struct argp_state *state);
 /* Milliseconds since 1970 as local time in 24 characters or less. */
 void cli_time(int64_t unix_ms, char out[24]);
 /* "CREATING" and so on, without the schema's prefix. */

@@ -249,6 +249,8 @@ int recover_hibernated(struct daemon *d, struct sandbox *s, bool this_boot, stru
 int policy_set(struct daemon *d, const V1(SetPolicyRequest) * req, int64_t deadline_ms,
                struct lh_error *err);
 void policy_copy(V1(Policy) * to, const V1(Policy) * from); /* NULL: none */
+/* What a message says of it; -1: no memory.  With daemon.lock held. */
+int policy_fill(const struct sandbox *s, V1(Sandbox) * m);
 /* Thaws or resumes what its own policy put to rest. */
 int policy_wake(struct daemon *d, const char *id, uint32_t attempt, int64_t deadline_ms,
                 struct lh_error *err);

@@ -83,8 +83,6 @@ static error_t parse_option(int key, char *arg, struct argp_state *state)
 /* Two daemons must not sweep each other's cgroups, and a restarted one must find its own. */
 static char *default_cgroup(const char *state_dir, struct lh_error *err)
 {
-    if (lh_make_dirs(state_dir, 0700, err) < 0)
-        return NULL;
     lh_autofree char *real = realpath(state_dir, NULL);
     if (!real)
         return lh_fail_errno(err, errno, "state directory %s", state_dir), NULL;
@@ -156,9 +154,12 @@ static int serve(const struct options *o, const char *cgroup, struct box_host *h
 
 static int run(const struct options *o, struct lh_error *err)
 {
-    lh_autofree char *cgroup = o->cgroup ? strdup(o->cgroup) : default_cgroup(o->state, err);
     sigset_t stop;
+    int r = lh_make_dirs(o->state, 0700, err);
 
+    if (r < 0)
+        return lh_wrap(err, "--state");
+    lh_autofree char *cgroup = o->cgroup ? strdup(o->cgroup) : default_cgroup(o->state, err);
     if (!cgroup)
         return lh_wrap(err, "cgroup name");
     lh_autoclose int lock = daemon_lock(o->state, err); /* covers the cgroup, too */

@@ -16,6 +16,17 @@ void policy_copy(V1(Policy) * to, const V1(Policy) * from)
     to->pinned = from->pinned;
 }
 
+int policy_fill(const struct sandbox *s, V1(Sandbox) * m)
+{
+    m->policy = malloc(sizeof *m->policy);
+    if (!m->policy)
+        return -1;
+    policy_copy(m->policy, &s->policy);
+    int64_t left_ms = s->ttl_at_ms - lh_now_ms();
+    m->ttl_left_ms = s->ttl_at_ms == INT64_MAX ? 0 : left_ms > 0 ? left_ms : 1;
+    return 0;
+}
+
 int policy_set(struct daemon *d, const V1(SetPolicyRequest) * req, int64_t deadline_ms,
                struct lh_error *err)
 {

@@ -305,7 +305,7 @@ V1(Sandbox) * sandbox_message(struct daemon *d, struct sandbox *s, bool usage, s
     m->cause = (V1(DeathCause))s->cause;
     m->attempt = s->attempt;
     m->created_ms = s->created_ms;
-    bool filled = network_fill(s, m) == 0;
+    bool filled = network_fill(s, m) == 0 && policy_fill(s, m) == 0;
     bool lives = s->box && s->state != SB_DEAD && s->state != SB_HIBERNATED;
     m->init_pid = lives ? s->init_pid : 0;
     bool ask = usage && lives && filled && !s->busy;

@@ -157,6 +157,50 @@ class Access(lab.DaemonTest):
         c.call("Remove", id=made[0])
         self.create(c, owner="few/y")
 
+    def command(self, secret, *args, ca=None):
+        """The command of who is elsewhere, in a clean environment."""
+        path = os.path.join(self.d.dir, "token")
+        with open(path, "w") as f:
+            f.write(secret + "\n")
+        env = {"PATH": os.environ["PATH"], "AGENTENV_ADDRESS": "localhost:%d" % self.d.port,
+               "AGENTENV_TOKEN_FILE": path}
+        return subprocess.run([lab.AGENTENV, "--ca", ca or self.d.cert, *args], env=env, capture_output=True,
+                              text=True, timeout=60, stdin=subprocess.DEVNULL)
+
+    def test_the_command_by_tls(self):
+        secret = self.token("me", "--owner", "me/")
+        r = self.command(secret, "start", "bb", "--owner", "me/1")
+        self.assertEqual(r.returncode, 0, r.stderr)
+        box = r.stdout.strip()
+        r = self.command(secret, "exec", box, "sh", "-c", "echo out; exit 3")
+        self.assertEqual((r.returncode, r.stdout), (3, "out\n"), r.stderr)
+        big, back = self.d.dir + "/big", self.d.dir + "/back"
+        with open(big, "wb") as f:
+            f.write(os.urandom(5 << 20))
+        self.assertEqual(self.command(secret, "cp", big, box + ":/work/big").returncode, 0)
+        self.assertEqual(self.command(secret, "cp", box + ":/work/big", back).returncode, 0)
+        subprocess.run(["cmp", big, back], check=True)
+        r = self.command(secret, "gc")
+        self.assertEqual(r.returncode, 1)
+        self.assertIn("does not allow this Sandboxes/Gc", r.stderr)
+        self.assertEqual(self.command(secret, "rm", box).returncode, 0)
+        self.d.run("token", "rm", "me")
+        r = self.command(secret, "ls")
+        self.assertEqual(r.returncode, 1, r.stderr)
+
+    def test_the_command_believes_nobody(self):
+        secret = self.token("me")
+        other = self.d.dir + "/other.pem"
+        subprocess.run(["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes",
+                        "-days", "1", "-subj", "/CN=localhost", "-keyout", "/dev/null", "-out", other],
+                       check=True, capture_output=True)
+        r = self.command(secret, "ls", ca=other)
+        self.assertEqual(r.returncode, 75, "the server shows a certificate of somebody else: " + r.stderr)
+        self.assertEqual(self.command(secret, "--address", "localhost:1", "ls").returncode, 75)
+        r = self.command(secret, "--address", "127.0.0.1:%d" % self.d.port, "ls")
+        self.assertEqual(r.returncode, 75, "the certificate is for another name")
+        self.assertEqual(self.command(secret, "--token-file", "/nowhere", "ls").returncode, 1)
+
     def test_the_audit_log(self):
         c = self.remote(self.token("who", "--owner", "who/"))
         box = self.create(c, owner="who/\u00fc\n\"x").id

@@ -196,18 +196,97 @@ class Verbs(lab.DaemonTest):
         self.d.run("start", "bb", "--name", "n1")
 
     def test_exit_codes_of_bad_use(self):
-        for args, code in ((["nonsense"], 2), (["start"], 2), (["start", "bb", "--memory", "lots"], 1),
-                           (["start", "bb", "--network", "all"], 1), (["start", "no-such-image"], 1),
-                           (["exec", "only-id"], 2), (["ls", "-o", "xml"], 2), (["rm"], 1),
-                           (["cp", "a", "b"], 1), (["snapshot", "nobody"], 1), (["resume", "x"], 1)):
-            r = self.d.run(*args, check=False)
-            self.assertEqual(r.returncode, code, (args, r.stderr))
+        for args in ("nonsense", "start", "start bb --memory lots", "start bb --memory -1", "start bb --network all",
+                     "start bb --cpu 0", "start bb --pids many", "start bb --ttl soon", "start bb --idle-freeze 1y",
+                     "start bb -p 80:90:100", "exec only-id", "exec x -t never true", "exec x -k much true",
+                     "ls -o xml", "ls x", "stat", "stat x", "watch x", "rm", "cp a b", "cp a:/b c:/d", "cp a:/b",
+                     "fork x 0", "fork x many", "fork x 65", "kill x y -s NO", "gc --grace x", "top -n 0", "top -d x",
+                     "policy", "policy x --ttl 0", "policy x --idle-hibernate x", "token create t -s all",
+                     "token create t --max 0", "token create t --ttl x", "task register f -p 0", "resume"):
+            r = self.d.run(*args.split(), check=False)
+            self.assertEqual(r.returncode, 2, (args, r.stderr))
+            self.assertTrue(r.stderr, args)
+        for args in ("start no-such-image", "snapshot nobody", "resume x", "policy nobody", "stat nobody:/x"):
+            r = self.d.run(*args.split(), check=False)
+            self.assertEqual(r.returncode, 1, (args, r.stderr))
             self.assertTrue(r.stderr, args)
         r = subprocess.run([lab.AGENTENV, "--socket", "/nowhere", "ls"], capture_output=True)
         self.assertEqual(r.returncode, 75)
         env = {k: v for k, v in os.environ.items() if k != "AGENTENV_SOCKET"}
         r = subprocess.run([lab.AGENTENV, "ls"], capture_output=True, env=env)
         self.assertEqual(r.returncode, 1)
+
+    def test_help_fits_a_terminal(self):
+        lines = self.d.out("--help").splitlines()
+        verbs = lines[lines.index("Verbs (agentenv VERB --help says more):") + 1:]
+        self.assertGreater(len(verbs), 40)
+        for line in verbs:
+            self.assertLess(len(line), 80, line)
+            self.assertRegex(line, "^  [a-z]", "a line is a verb, and none is broken")
+
+    def test_a_state_directory_that_cannot_be(self):
+        r = subprocess.run([lab.AGENTENVD, "--state", "/proc/nowhere/state", "--socket", self.d.socket + ".x"],
+                           capture_output=True, text=True, timeout=30)
+        self.assertEqual(r.returncode, 1)
+        self.assertIn("--state: mkdir /proc/nowhere", r.stderr)
+
+    def test_stat(self):
+        box = self.d.out("start", "bb")
+        self.d.sh(box, "echo hello > /work/f; chmod 4711 /work/f; ln /work/f /work/g; ln -s f /work/l; "
+                       "truncate -s 1M /work/holes || dd if=/dev/zero of=/work/holes bs=1 count=0 seek=1M")
+        f, = self.d.json("stat", box + ":/work/f")
+        self.assertEqual((f["mode"], f["size"], f["links"], f["uid"]), ("-rws--x--x", 6, 2, 0))
+        link, = self.d.json("stat", box + ":/work/l")
+        self.assertEqual((link["mode"][0], link["target"]), ("l", "f"))
+        self.assertEqual(self.d.json("stat", "--follow", box + ":/work/l")[0]["size"], 6)
+        holes, = self.d.json("stat", box + ":/work/holes")
+        self.assertEqual((holes["size"], holes["allocated_bytes"]), (1 << 20, 0))
+        r = self.d.run("stat", box + ":/work/none", check=False)
+        self.assertEqual(r.returncode, 1)
+        self.assertIn("/work/none", r.stderr)
+
+    def test_watch_of_files(self):
+        box = self.d.out("start", "bb")
+        self.d.sh(box, "mkdir /work/d")
+        watch = subprocess.Popen([lab.AGENTENV, "--socket", self.d.socket, "watch", "-r", box + ":/work"],
+                                 stdout=subprocess.PIPE, text=True)
+        self.addCleanup(watch.stdout.close)
+        self.addCleanup(watch.wait)
+        self.addCleanup(watch.kill)
+        self.assertEqual(json.loads(watch.stdout.readline())["change"], "RESCAN")
+        self.d.sh(box, "echo x > /work/d/f; rm /work/d/f")
+        seen = [json.loads(watch.stdout.readline()) for _ in range(3)]
+        self.assertEqual([(e["change"], e["path"], e["directory"]) for e in seen],
+                         [("CREATED", "d/f", False), ("WRITTEN", "d/f", False), ("DELETED", "d/f", False)])
+
+    def test_policy(self):
+        box = self.d.out("start", "bb", "--ttl", "1h", "--idle-freeze", "1000")
+
+        def shown():
+            return self.d.json("policy", box)[0]
+        now = shown()
+        self.assertEqual((now["at_ttl"], now["idle_freeze_ms"], now["idle_hibernate_ms"], now["pinned"]),
+                         ("remove", 1000000, 0, False))
+        self.assertTrue(3500000 < now["ttl_left_ms"] <= 3600000, now)
+        self.d.run("policy", box, "--idle-freeze", "0", "--ttl-hibernate", "--pin")
+        now = shown()
+        self.assertEqual((now["at_ttl"], now["idle_freeze_ms"], now["pinned"]), ("hibernate", 0, True))
+        self.assertLess(now["ttl_left_ms"], 3600000, "what is not named stays")
+        self.d.run("policy", box, "--unpin", "--ttl", "2h")
+        self.d.kill()
+        self.d.start()
+        now = shown()
+        self.assertEqual((now["at_ttl"], now["pinned"]), ("hibernate", False))
+        self.assertGreater(now["ttl_left_ms"], 3600000)
+        other = self.d.out("start", "bb")
+        self.d.run("policy", other, "--ttl", "100ms")
+        self.until(lambda: other not in [s["id"] for s in self.d.json("ls", "-a")])
+
+    def until(self, there, seconds=30):
+        deadline = time.monotonic() + seconds
+        while not there():
+            self.assertLess(time.monotonic(), deadline)
+            time.sleep(0.05)
 
     def test_sockets_of_nobody(self):
         path = self.d.socket + ".dead"

@@ -96,7 +96,7 @@ class Commands(Base):
         self.d.run("exec", "-d", "-n", "mine", "-t", "1m", self.box, "sleep", "50")
         self.assertEqual(self.d.run("kill", self.box, "mine", "-s", "sigterm").returncode, 0)
         self.assertEqual(self.d.run("attach", self.box, "mine", check=False).returncode, 128 + 15)
-        self.assertEqual(self.d.run("kill", self.box, "mine", "-s", "nosuch", check=False).returncode, 1)
+        self.assertEqual(self.d.run("kill", self.box, "mine", "-s", "nosuch", check=False).returncode, 2)
 
     def test_a_named_command_goes_on_after_kill_9(self):
         p = subprocess.Popen([lab.AGENTENV, "--socket", self.d.socket, "exec", "-n", "job", self.box, "sh", "-c",
