@@ -211,11 +211,10 @@ static int exec_in(struct daemon *d, const V1(ExecRequest) * req, unsigned state
 
     if (deadline_ms > lh_now_ms() + WAIT_DEFAULT_MS)
         deadline_ms = lh_now_ms() + WAIT_DEFAULT_MS; /* for its turn, not for the command */
-    if (r == 0 && running->from_outside)
-        r = policy_wake(d, req->id, req->attempt, deadline_ms, err);
     if (r == 0)
-        r = sandbox_begin(d, req->id, running->from_outside ? req->attempt : ANY_ATTEMPT, states,
-                          HOLD_EXEC, deadline_ms, &s, err);
+        r = running->from_outside
+                ? policy_begin_exec(d, req->id, req->attempt, states, deadline_ms, &s, err)
+                : sandbox_begin(d, req->id, ANY_ATTEMPT, states, HOLD_EXEC, deadline_ms, &s, err);
     if (r < 0)
         return r;
     running->err = err;

@@ -112,6 +112,9 @@ static int fork_over(struct daemon *d, const char *id, uint32_t attempt,
         return 0;
     }
     options.over = s;
+    pthread_mutex_lock(&d->lock);
+    s->lent = true;
+    pthread_mutex_unlock(&d->lock);
     s->before = s->state;
     if (s->state != SB_DEAD)
         sandbox_set_state(d, s, SB_FORKING, 0);

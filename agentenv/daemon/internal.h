@@ -54,6 +54,7 @@ struct sandbox {
     struct box *box;      /* NULL before it runs, and when it was hibernated by an earlier daemon */
     struct sandbox *over; /* held alone while its files lie below this one's */
     int before;           /* its state before that */
+    bool lent;            /* held so: until the one that lies over it ends */
     pid_t init_pid;
 
     unsigned refs;   /* the table's and those of operations */
@@ -251,11 +252,17 @@ int policy_set(struct daemon *d, const V1(SetPolicyRequest) * req, int64_t deadl
 void policy_copy(V1(Policy) * to, const V1(Policy) * from); /* NULL: none */
 /* What a message says of it; -1: no memory.  With daemon.lock held. */
 int policy_fill(const struct sandbox *s, V1(Sandbox) * m);
-/* Thaws or resumes what its own policy put to rest. */
-int policy_wake(struct daemon *d, const char *id, uint32_t attempt, int64_t deadline_ms,
+/* As sandbox_begin() for a command; what its own policy put to rest is thawed or resumed. */
+int policy_begin_exec(struct daemon *d, const char *id, uint32_t attempt, unsigned states,
+                      int64_t deadline_ms, struct sandbox **out, struct lh_error *err);
+/* Freezes or hibernates a sandbox that is idle for so long as its policy says; 1: it is not any
+ * more. */
+int policy_rest(struct daemon *d, const char *id, bool hibernate, int64_t deadline_ms,
                 struct lh_error *err);
 int daemon_set_frozen(struct daemon *d, const V1(SandboxAttempt) * req, bool frozen,
                       int64_t deadline_ms, struct lh_error *err);
+/* The same for one that is held alone. */
+int set_frozen_held(struct daemon *d, struct sandbox *s, bool frozen, struct lh_error *err);
 /* Ends a sandbox whose time is over. */
 int daemon_expire(struct daemon *d, const char *id, struct lh_error *err);
 

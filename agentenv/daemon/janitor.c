@@ -119,22 +119,30 @@ static int put_away(struct daemon *d, const char *id, struct lh_error *err)
 
 static int act(struct daemon *d, const struct due *due, struct lh_error *err)
 {
-    V1(SandboxAttempt) attempt = LONGHAUL__SANDBOX__V1__SANDBOX_ATTEMPT__INIT;
-
-    attempt.id = (char *)due->id;
-    attempt.attempt = ANY_ATTEMPT;
     switch (due->action) {
     case EXPIRE:
         return daemon_expire(d, due->id, err);
     case PUT_AWAY_AT_TTL:
         return put_away(d, due->id, err);
     case FREEZE:
-        return daemon_set_frozen(d, &attempt, true, lh_now_ms() + TURN_MS, err);
     case HIBERNATE:
-        return daemon_hibernate(d, due->id, ANY_ATTEMPT, lh_now_ms() + TURN_MS, err);
+        return policy_rest(d, due->id, due->action == HIBERNATE, lh_now_ms() + TURN_MS, err);
     default:
         return 0;
     }
+}
+
+/* What was done need not wait for the next thing to do. */
+static void forget_retry(struct daemon *d, const char *id)
+{
+    struct sandbox *s;
+
+    if (sandbox_find(d, id, &s, NULL) < 0)
+        return;
+    pthread_mutex_lock(&d->lock);
+    s->retry_ms = 0;
+    pthread_mutex_unlock(&d->lock);
+    sandbox_unref(d, s);
 }
 
 static void *work(void *arg)
@@ -147,9 +155,11 @@ static void *work(void *arg)
     for (unsigned i; (i = atomic_fetch_add(&r->next, 1)) < r->n;) {
         struct lh_error err = {0};
         int status = act(r->d, &r->due[i], &err);
+        if (status >= 0)
+            forget_retry(r->d, r->due[i].id);
         if (status == 0)
             lh_info("by the clock", "sandbox=%s %s", r->due[i].id, names[r->due[i].action]);
-        else if (status != LH_NOT_FOUND)
+        else if (status < 0 && status != LH_NOT_FOUND)
             lh_warn("by the clock, failed", "sandbox=%s why=%s", r->due[i].id, err.message);
     }
     return NULL;

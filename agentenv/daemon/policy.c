@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "agentenv/daemon/internal.h"
+#include "agentenv/snapshot/snapshot.h"
 #include "proto/clock.h"
 
 void policy_copy(V1(Policy) * to, const V1(Policy) * from)
@@ -51,24 +52,79 @@ int policy_set(struct daemon *d, const V1(SetPolicyRequest) * req, int64_t deadl
     return r;
 }
 
-int policy_wake(struct daemon *d, const char *id, uint32_t attempt, int64_t deadline_ms,
+/* ---- to rest, and awake again ---- */
+
+/* Whether its policy, and no person, put it where it is. */
+static bool rests(struct daemon *d, struct sandbox *s)
+{
+    LH_LOCKED(&d->lock);
+
+    return (s->state == SB_FROZEN && s->policy.freeze_after_ms) ||
+           (s->state == SB_HIBERNATED && s->policy.hibernate_after_ms);
+}
+
+static int wake(struct daemon *d, struct sandbox *s, uint32_t attempt, int64_t deadline_ms,
                 struct lh_error *err)
 {
     V1(SandboxAttempt) req = LONGHAUL__SANDBOX__V1__SANDBOX_ATTEMPT__INIT;
-    struct sandbox *s;
 
-    if (sandbox_find(d, id, &s, NULL) < 0)
-        return 0; /* whoever asks for it next says so */
-    pthread_mutex_lock(&d->lock);
-    int state = s->state;
-    bool frozen = state == SB_FROZEN && s->policy.freeze_after_ms;
-    bool away = state == SB_HIBERNATED && s->policy.hibernate_after_ms;
-    pthread_mutex_unlock(&d->lock);
     req.id = s->id;
     req.attempt = attempt;
-    int r = frozen ? daemon_set_frozen(d, &req, false, deadline_ms, err)
-            : away ? daemon_resume(d, s->id, attempt, deadline_ms, err)
-                   : 0;
+    return s->state == SB_HIBERNATED ? daemon_resume(d, s->id, attempt, deadline_ms, err)
+                                     : daemon_set_frozen(d, &req, false, deadline_ms, err);
+}
+
+/* It may be put to rest between the waking and the command's turn: then once more. */
+int policy_begin_exec(struct daemon *d, const char *id, uint32_t attempt, unsigned states,
+                      int64_t deadline_ms, struct sandbox **out, struct lh_error *err)
+{
+    struct sandbox *s;
+    int r = sandbox_find(d, id, &s, err);
+
+    if (r < 0)
+        return r;
+    for (;;) {
+        struct lh_error why = {0};
+        r = rests(d, s) ? wake(d, s, attempt, deadline_ms, &why) : 0;
+        if (r == 0)
+            r = sandbox_begin(d, s->id, attempt, states, HOLD_EXEC, deadline_ms, out, &why);
+        if (r == LH_FAILED_PRECONDITION && rests(d, s) && lh_ms_left(deadline_ms) > 0)
+            continue;
+        if (r < 0)
+            lh_fail(err, r, "%s", why.message);
+        break;
+    }
+    sandbox_unref(d, s);
+    return r;
+}
+
+static bool is_idle(struct daemon *d, const struct sandbox *s, uint32_t after_ms)
+{
+    LH_LOCKED(&d->lock);
+
+    return after_ms && s->execs == 0 && s->used_ms + after_ms <= lh_now_ms();
+}
+
+int policy_rest(struct daemon *d, const char *id, bool hibernate, int64_t deadline_ms,
+                struct lh_error *err)
+{
+    struct sandbox *s;
+    int r = hibernate ? engines_need_criu(d, deadline_ms, err) : 0;
+
+    if (r == 0)
+        r = sandbox_begin(d, id, ANY_ATTEMPT, SB_IN(SB_RUNNING) | SB_IN(SB_FROZEN), HOLD_ALONE,
+                          deadline_ms, &s, err);
+    if (r < 0)
+        return r;
+    int64_t used_ms = s->used_ms; /* a rest is no use */
+    r = 1;
+    if (is_idle(d, s, hibernate ? s->policy.hibernate_after_ms : s->policy.freeze_after_ms))
+        r = hibernate ? snapshot_hibernate(d, s, err) : set_frozen_held(d, s, true, err);
+    pthread_mutex_lock(&d->lock);
+    s->busy = false;
+    s->used_ms = used_ms;
+    pthread_cond_broadcast(&s->changed);
+    pthread_mutex_unlock(&d->lock);
     sandbox_unref(d, s);
     return r;
 }

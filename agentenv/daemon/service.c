@@ -121,24 +121,31 @@ static int service_remove(void *ctx, struct rpc_call *call, const ProtobufCMessa
     return r;
 }
 
+int set_frozen_held(struct daemon *d, struct sandbox *s, bool frozen, struct lh_error *err)
+{
+    int to = frozen ? SB_FROZEN : SB_RUNNING;
+
+    if (s->state == to)
+        return 0;
+    int r = frozen ? box_freeze(s->box, err) : box_thaw(s->box, err);
+    if (r == 0)
+        r = registry_set_state(d, s->id, to, 0, err);
+    if (r == 0)
+        sandbox_set_state(d, s, to, 0);
+    return r;
+}
+
 /* Freeze and thaw are one operation with two directions; asking for the state it has is fine. */
 int daemon_set_frozen(struct daemon *d, const V1(SandboxAttempt) * req, bool frozen,
                       int64_t deadline_ms, struct lh_error *err)
 {
-    int to = frozen ? SB_FROZEN : SB_RUNNING;
     struct sandbox *s;
     int r = sandbox_begin(d, req->id, req->attempt, SB_IN(SB_RUNNING) | SB_IN(SB_FROZEN),
                           HOLD_ALONE, deadline_ms, &s, err);
 
     if (r < 0)
         return r;
-    if (s->state != to) {
-        r = frozen ? box_freeze(s->box, err) : box_thaw(s->box, err);
-        if (r == 0)
-            r = registry_set_state(d, s->id, to, 0, err);
-        if (r == 0)
-            sandbox_set_state(d, s, to, 0);
-    }
+    r = set_frozen_held(d, s, frozen, err);
     sandbox_end(d, s, HOLD_ALONE);
     return r;
 }

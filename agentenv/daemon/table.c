@@ -16,6 +16,8 @@
 
 LH_LOG_COMPONENT("agentenvd");
 
+enum { JUDGE_MS = 2000 };
+
 static const char *const state_names[] = {
     [0] = "UNSPECIFIED",      [SB_CREATING] = "CREATING",     [SB_RUNNING] = "RUNNING",
     [SB_FROZEN] = "FROZEN",   [SB_HIBERNATED] = "HIBERNATED", [SB_SNAPSHOTTING] = "SNAPSHOTTING",
@@ -149,11 +151,26 @@ static int wait_change(struct daemon *d, struct sandbox *s, int64_t deadline_ms,
     return 0;
 }
 
+/* A verdict takes as long as its task allows.  Who removes what is being judged is told so soon. */
+static int wait_judge(struct daemon *d, struct sandbox *s, int64_t deadline_ms,
+                      struct lh_error *err)
+{
+    int64_t soon_ms = lh_now_ms() + JUDGE_MS;
+
+    if (wait_change(d, s, soon_ms < deadline_ms ? soon_ms : deadline_ms, NULL) == 0)
+        return 0;
+    return lh_fail(err, LH_FAILED_PRECONDITION,
+                   "sandbox %s is %s: its files are being judged; remove it after the verdict",
+                   s->id, sandbox_state_name(s->state));
+}
+
 static int wait_turn(struct daemon *d, struct sandbox *s, unsigned states, enum sandbox_hold hold,
                      int64_t deadline_ms, struct lh_error *err)
 {
     while (!s->gone && must_wait(s, states, hold)) {
-        int r = wait_change(d, s, deadline_ms, err);
+        bool removal = hold == HOLD_ALONE && states == SB_ANY;
+        int r = removal && s->lent ? wait_judge(d, s, deadline_ms, err)
+                                   : wait_change(d, s, deadline_ms, err);
         if (r < 0)
             return r;
     }
@@ -244,6 +261,9 @@ void sandbox_end(struct daemon *d, struct sandbox *s, enum sandbox_hold hold)
 
 void sandbox_end_over(struct daemon *d, struct sandbox *over)
 {
+    pthread_mutex_lock(&d->lock);
+    over->lent = false;
+    pthread_mutex_unlock(&d->lock);
     if (over->state == SB_FORKING) /* unless it died meanwhile */
         sandbox_set_state(d, over, over->before, 0);
     sandbox_end(d, over, HOLD_ALONE);

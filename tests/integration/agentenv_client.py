@@ -5,6 +5,7 @@ import io
 import os
 import tarfile
 import threading
+import time
 import unittest
 import uuid
 
@@ -31,6 +32,51 @@ class ServiceTest(lab.ClientTest):
         self.assertEqual(e.exception.code(), code, e.exception.details())
         self.assertTrue(e.exception.details())
         return e.exception.details()
+
+
+SLOW_TASK = '''tasks {
+  name: "test/slow" revision: 1 licence: "Apache-2.0" split: SPLIT_TRAIN family: "slow"
+  prompt { role: ROLE_USER text: "Nothing." }
+  budgets { turns: 1 }
+  environment { image: "bb" limits { memory_bytes: 67108864 pids: 32 } agent_network: NETWORK_NONE }
+  timeouts { verify { ms: 60000 on_timeout: ON_TIMEOUT_INFRA_INVALID } }
+  verifier { command: "while ! test -e /work/end; do sleep 0.1; done; echo 1 > \\"$LONGHAUL_REWARD\\"" reward_max: 1 pass_mark: 1 }
+  oracle { actions: "true" }
+}'''
+
+
+class Judged(ServiceTest):
+    def setUp(self):
+        super().setUp()
+        with open(self.d.dir + "/slow.textproto", "w") as f:
+            f.write(SLOW_TASK)
+        self.d.run("task", "register", "--no-verify", f.name)
+
+    def tearDown(self):
+        self.d.run("task", "rm", "test/slow")
+        super().tearDown()
+
+    def test_what_is_being_judged_is_not_removed_meanwhile(self):
+        """It is told so at once, and can be removed afterwards."""
+        box = self.create(image=None, task="test/slow").id
+        verify = self.c.channel.unary_unary("/longhaul.sandbox.v1.Sandboxes/Verify",
+                                            pb.VerifyRequest.SerializeToString, bytes)
+        verdict = verify.future(pb.VerifyRequest(id=box), timeout=60)
+        self.until(lambda: self.c.call("Show", id=box).state == pb.STATE_FORKING)
+        began = time.monotonic()
+        why = self.refused(grpc.StatusCode.FAILED_PRECONDITION, "Remove", id=box)
+        self.assertLess(time.monotonic() - began, 20)
+        self.assertIn("is FORKING: its files are being judged", why)
+        verifier, = [s.id for s in self.c.call("List").sandboxes if s.owner == "verifier"]
+        self.c.sh(verifier, "touch /work/end")
+        self.assertTrue(verdict.result())
+        self.assertEqual(self.c.call("Remove", id=box).removed, 1)
+
+    def until(self, there):
+        deadline = time.monotonic() + 30
+        while not there():
+            self.assertLess(time.monotonic(), deadline)
+            time.sleep(0.02)
 
 
 class Life(ServiceTest):

@@ -207,6 +207,24 @@ class Clock(HibernateTest):
         self.assertEqual(self.ask(box), 2, "woken after a restart, too")
         self.wait_for(box, "HIBERNATED")
 
+    def test_the_second_step_does_not_wait_for_the_first(self):
+        """What freezing an idle sandbox took nothing away from the time until it is hibernated."""
+        watch = subprocess.Popen([lab.AGENTENV, "--socket", self.d.socket, "watch"], stdout=subprocess.PIPE, text=True)
+        self.addCleanup(watch.stdout.close)
+        self.addCleanup(watch.wait)
+        self.addCleanup(watch.kill)
+        time.sleep(0.5)
+        box = self.start("--idle-freeze", "0.2s", "--idle-hibernate", "0.4s")
+        at = {}
+        while "HIBERNATED" not in at:
+            event = json.loads(watch.stdout.readline())
+            if event["sandbox"] == box:
+                at.setdefault(event["to"], event["at_ms"])
+        self.assertLess(at["SNAPSHOTTING"] - at["FROZEN"], 4000)
+        for _ in range(3):  # and again after a command, which may come in the very moment
+            self.ask(box)
+            self.wait_for(box, "HIBERNATED", 30)
+
     def test_the_end_of_its_time_can_be_hibernation(self):
         boxes = [self.start("--ttl", "2s", "--ttl-hibernate") for _ in range(3)]
         for box in boxes:
@@ -216,9 +234,10 @@ class Clock(HibernateTest):
 
     def test_a_pinned_one_stays(self):
         pinned = self.start("--ttl", "0.2s", "--pin", "--idle-hibernate", "0.2s")
-        away = self.start("--ttl", "1s", "--idle-hibernate", "0.1s")
-        self.wait_for(away, "HIBERNATED")
-        deadline = time.monotonic() + 15
+        away = self.start("--idle-hibernate", "0.1s")
+        self.wait_for(away, "HIBERNATED", 30)
+        self.d.run("policy", away, "--ttl", "0.1s")
+        deadline = time.monotonic() + 30
         while len(self.d.json("ls", "-a")) > 1 and time.monotonic() < deadline:
             time.sleep(0.05)
         self.assertEqual([(s["id"], s["state"]) for s in self.d.json("ls", "-a")], [(pinned, "RUNNING")])
