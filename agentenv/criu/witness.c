@@ -54,14 +54,22 @@ static int must(int r, const char *what)
 
 /* ---- what is held: content by count -------------------------------------------------------- */
 
+enum { STEP = 64 << 10 }; /* words: one in so many changes with the count, each in another page */
+
 static uint64_t word_of(size_t i, unsigned count)
 {
-    return (i + 1) * 0x9e3779b97f4a7c15u ^ count * 0xd1342543de82ef95u;
+    return (i + 1) * 0x9e3779b97f4a7c15u ^ (i % STEP ? 0 : count) * 0xd1342543de82ef95u;
 }
 
 static void fill_memory(void)
 {
     for (size_t i = 0; i < w.n_words; i++)
+        w.words[i] = word_of(i, w.count);
+}
+
+static void change_memory(void)
+{
+    for (size_t i = 0; i < w.n_words; i += STEP)
         w.words[i] = word_of(i, w.count);
 }
 
@@ -210,7 +218,7 @@ static const char *wrong(void)
 
 static int put_all(void)
 {
-    fill_memory();
+    change_memory();
     return put_file() && put_pipe() && put_terminal() && put_tcp() && put_child();
 }
 
@@ -315,7 +323,10 @@ _Noreturn static void hold(size_t mib)
     must(pipe2(w.pipe, O_CLOEXEC), "pipe");
     w.n_words = mib * (1 << 20) / sizeof *w.words;
     w.words = malloc(w.n_words * sizeof *w.words);
-    if (!w.words || !put_all())
+    if (!w.words)
+        die("memory");
+    fill_memory();
+    if (!put_all())
         die("filling");
     make_listener();
     printf("holding\n");

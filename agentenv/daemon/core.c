@@ -50,7 +50,7 @@ static void spread_children(const char *path)
 
 static int make_dirs(struct daemon *d, struct lh_error *err)
 {
-    static const char *const names[] = {"boxes", "layers", "checkpoints", "spare"};
+    static const char *const names[] = {"boxes", "layers", "checkpoints", "sharing", "spare"};
 
     for (size_t i = 0; i < LH_ARRAY_SIZE(names); i++) {
         lh_autofree char *path = lh_format("%s/%s", d->state_dir, names[i]);

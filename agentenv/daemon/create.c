@@ -200,7 +200,7 @@ static struct box *restore_box(struct daemon *d, const struct box_spec *spec, co
 {
     lh_auto(box) box = box_asleep(d->host, spec, err);
 
-    return box && box_restore(box, images, err) == 0 ? lh_steal(&box) : NULL;
+    return box && images_restore(d, box, images, err) == 0 ? lh_steal(&box) : NULL;
 }
 
 int sandbox_start_box(struct daemon *d, struct sandbox *s, const char *images, struct lh_error *err)

@@ -46,7 +46,7 @@ static void forget_end(struct daemon *d, struct sandbox *s)
 /* The handle is asleep, with threads that follow commands waiting on it. */
 static int wake_box(struct daemon *d, struct sandbox *s, const char *images, struct lh_error *err)
 {
-    int r = box_restore(s->box, images, err);
+    int r = images_restore(d, s->box, images, err);
 
     if (r < 0)
         return r;

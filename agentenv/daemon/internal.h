@@ -96,6 +96,8 @@ struct daemon {
     pthread_mutex_t lock;
     struct sandbox *buckets[BUCKETS];
     struct watcher *watchers;
+    unsigned readers; /* of images, which stay where they are meanwhile (snapshot/sharing.c) */
+    bool sharing;      /* a round of it goes on */
 
     int epoll_fd, stop_fd;
     struct contents *contents; /* snapshot/contents.c */

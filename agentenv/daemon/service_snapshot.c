@@ -118,6 +118,10 @@ int service_gc(void *ctx, struct rpc_call *call, const ProtobufCMessage *request
     (void)call;
     NEW_REPLY(GcReply, longhaul__sandbox__v1__gc_reply__init, out);
     int r = snapshot_gc(ctx, grace_ms ? grace_ms : GC_GRACE_DEFAULT_MS, &done, err);
+    if (r == 0)
+        r = checkpoints_flush(ctx, err); /* what is not durable is not shared */
+    if (r == 0)
+        r = sharing_round(ctx, 0, &done.bytes, err);
     out->snapshots = done.snapshots;
     out->layers = done.layers;
     out->bytes = done.bytes;

@@ -181,6 +181,15 @@ static bool rest(struct contents *c, int64_t ms)
     return !c->stopping;
 }
 
+static void share_memory(struct daemon *d)
+{
+    struct lh_error err = {0};
+    uint64_t bytes = 0;
+
+    if (sharing_round(d, CONTENTS_AFTER_MS, &bytes, &err) < 0)
+        lh_warn("memory of snapshots not compared", "why=%s", err.message);
+}
+
 static void *contents_main(void *arg)
 {
     struct daemon *d = arg;
@@ -195,6 +204,8 @@ static void *contents_main(void *arg)
 
         if (r < 0)
             lh_warn("a layer got no address", "why=%s", err.message);
+        else if (r == 0) /* nothing more important: it has the quiet of this thread, too */
+            share_memory(d);
         pause_ms = r != 1                           ? ROUND_MS
                    : worked_ms * REST > REST_MAX_MS ? REST_MAX_MS
                                                     : 1 + worked_ms * REST;

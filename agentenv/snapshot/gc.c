@@ -3,10 +3,12 @@
  * what a later gc would take. */
 #include <dirent.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <stdarg.h>
 #include <string.h>
 #include <sys/stat.h>
 
+#include "agentenv/criu/share.h"
 #include "agentenv/snapshot/contents.h"
 #include "agentenv/snapshot/snapshot.h"
 #include "proto/clock.h"
@@ -152,25 +154,50 @@ static int report_row(void *ctx, sqlite3_stmt *row, struct lh_error *err)
     return 0;
 }
 
-static int check_images(void *ctx, sqlite3_stmt *row, struct lh_error *err)
-{
-    struct missing *m = ctx;
-    lh_autofree char *path = images_dir(m->d, db_text(row, 0));
-    struct stat st;
+/* Ids in a list of their own: images are read without the database's lock. */
+struct ids {
+    char (*id)[LH_ID_SIZE];
+    size_t n;
+};
 
-    if (!path)
+static int add_id(void *ctx, sqlite3_stmt *row, struct lh_error *err)
+{
+    struct ids *ids = ctx;
+    void *more = reallocarray(ids->id, ids->n + 1, LH_ID_SIZE);
+
+    if (!more)
         return lh_fail_errno(err, ENOMEM, "audit");
-    if (stat(path, &st) < 0 || !S_ISDIR(st.st_mode))
-        problemf(m->a, "the processes of snapshot %s are recorded, but not there", db_text(row, 0));
+    ids->id = more;
+    snprintf(ids->id[ids->n++], LH_ID_SIZE, "%s", db_text(row, 0));
     return 0;
+}
+
+/* Every page that they tell of is there, in them or in what they share. */
+static void check_images(struct daemon *d, struct auditing *a, const char *id)
+{
+    lh_autofree char *path = images_dir(d, id);
+    lh_autoclose int dir = path ? open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC) : -1;
+    struct lh_error why = {0};
+
+    if (dir >= 0 && criu_check(dir, &why) == 0)
+        return;
+    if (snapshot_is_ready(d, id)) /* still */
+        problemf(a, "the processes of snapshot %s are recorded, but not there: %s", id,
+                 dir < 0 ? "no directory" : why.message);
 }
 
 static int audit_images(struct daemon *d, struct auditing *a, struct lh_error *err)
 {
-    struct missing m = {d, a};
+    struct ids ids = {0};
+    int r = db_each(d->db, err, add_id, &ids,
+                    "SELECT id FROM snapshots WHERE ready=1 AND engine='criu'", "");
 
-    return db_each(d->db, err, check_images, &m,
-                   "SELECT id FROM snapshots WHERE ready=1 AND engine='criu'", "");
+    for (size_t i = 0; r == 0 && i < ids.n; i++)
+        check_images(d, a, ids.id[i]);
+    free(ids.id);
+    return r < 0 ? r
+                 : audit_dir(d, a, "sharing",
+                             "SELECT count(*) FROM sharing WHERE snapshot=? AND done=0", err);
 }
 
 static int audit_layers(struct daemon *d, struct auditing *a, struct lh_error *err)

@@ -6,8 +6,10 @@
  * name of its own.  It is replaced by the next one only when that is complete, and not dropped by a
  * resume: whatever happens to the sandbox later, the last one is there. */
 #include <errno.h>
+#include <fcntl.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include "agentenv/snapshot/snapshot.h"
 #include "proto/clock.h"
@@ -56,6 +58,40 @@ int images_remove(struct daemon *d, const char *id, struct lh_error *err)
     lh_autofree char *path = images_dir(d, id);
 
     return path ? lh_remove_tree(path, err) : lh_fail_errno(err, ENOMEM, "snapshot %s", id);
+}
+
+static void count_readers(struct daemon *d, int n)
+{
+    LH_LOCKED(&d->lock);
+    d->readers += (unsigned)n;
+}
+
+int images_restore(struct daemon *d, struct box *box, const char *images, struct lh_error *err)
+{
+    count_readers(d, 1);
+    int r = box_restore(box, images, err);
+    count_readers(d, -1);
+    return r;
+}
+
+int images_open(struct daemon *d, const char *id, struct lh_error *err)
+{
+    lh_autofree char *path = images_dir(d, id);
+
+    count_readers(d, 1);
+    int fd = path ? open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC) : -1;
+    if (fd >= 0)
+        return fd;
+    count_readers(d, -1);
+    return lh_fail_errno(err, path ? errno : ENOMEM, "the processes of snapshot %s", id);
+}
+
+void images_close(struct daemon *d, int fd)
+{
+    if (fd < 0)
+        return;
+    close(fd);
+    count_readers(d, -1);
 }
 
 /* ---- checkpoints ---- */

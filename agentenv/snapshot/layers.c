@@ -282,6 +282,8 @@ int layers_recover(struct daemon *d, struct lh_error *err)
         r = settle_pending(d, &l.items[i], err);
     free(l.items);
     if (r == 0)
+        r = sharing_recover(d, err);
+    if (r == 0)
         r = remove_unknown(d, "layers", "SELECT count(*) FROM layers WHERE id=?", err);
     if (r == 0)
         r = remove_unknown(d, "checkpoints", "SELECT count(*) FROM snapshots WHERE id=?", err);

@@ -51,6 +51,11 @@ int images_dump(struct daemon *d, struct sandbox *s, const char *id, struct lh_e
 int images_settle(struct daemon *d, const char *id, bool durable, uint64_t *bytes,
                   struct lh_error *err);
 int images_remove(struct daemon *d, const char *id, struct lh_error *err); /* absent is fine */
+/* box_restore(), during which what it reads stays, whatever is exchanged (sharing.c). */
+int images_restore(struct daemon *d, struct box *box, const char *images, struct lh_error *err);
+/* The directory, for reading so; images_close(d, -1) is fine. */
+int images_open(struct daemon *d, const char *id, struct lh_error *err);
+void images_close(struct daemon *d, int fd);
 
 /* The checkpoint of a sandbox: a snapshot that is retained by it.  "" = it has none. */
 int checkpoint_of(struct daemon *d, const char *sandbox, char id[LH_ID_SIZE], struct lh_error *err);
@@ -126,6 +131,14 @@ int layers_condemn_of(struct daemon *d, const char *holder, struct lh_error *err
 int layers_remove_condemned(struct daemon *d, struct gc_result *done);
 /* Snapshots and seals that a crash cut short, and directories nobody knows. */
 int layers_recover(struct daemon *d, struct lh_error *err);
+
+/* ---- sharing.c: pages that snapshots have in common are on disk once ---- */
+
+/* Compares the memory of every snapshot with processes that is older than `after_ms` and was not
+ * compared yet; *bytes grows by what became free. */
+int sharing_round(struct daemon *d, int64_t after_ms, uint64_t *bytes, struct lh_error *err);
+/* What a crash left of one. */
+int sharing_recover(struct daemon *d, struct lh_error *err);
 
 /* ---- export.c, import.c ---- */
 

@@ -151,6 +151,66 @@ class Lifecycle(HibernateTest):
         self.d.run("rollback", box)
         self.assertEqual(self.ask(box), 1)
 
+    def images(self, snapshot):
+        """Bytes on disk of a snapshot's processes that are nobody else's, and of all."""
+        own = everything = 0
+        for base, _, files in os.walk(self.d.state + "/checkpoints/" + snapshot):
+            for f in files:
+                st = os.stat(os.path.join(base, f))
+                everything += st.st_blocks * 512
+                own += st.st_blocks * 512 if st.st_nlink == 1 else 0
+        return own, everything
+
+    def test_memory_is_kept_once(self):
+        size = 1000 if lab.SOAK else 200
+        box = self.d.out("start", "bb", "--network", "loopback", "--memory", "%dM" % (2 * size))
+        self.d.run("exec", "-t", "120s", box, "witness", "start", str(size))
+        first = self.d.out("snapshot", box, "--engine", "criu", "--retain", "t")
+        self.assertEqual(self.ask(box), 1)  # touches one page in 128
+        second = self.d.out("snapshot", box, "--engine", "criu", "--retain", "t")
+        whole = self.images(first)[1]
+        self.assertGreater(whole, size << 20)
+        self.assertGreater(self.d.json("gc")[0]["bytes"], whole * 9 // 10)
+        self.assertLess(self.images(second)[0], whole // 20, "5 % of the first at most")
+        self.assertEqual(self.d.audit(), [])
+        self.d.run("rm", box)
+        for snapshot, count in ((first, 1), (second, 2)):
+            child = self.d.out("resume", snapshot)
+            self.assertEqual(self.ask(child), count)
+            self.d.run("rm", child)
+        self.d.run("snapshot", "release", first, "t")
+        self.d.run("gc", "--grace", "0")
+        self.assertEqual([s["id"] for s in self.d.json("snapshot", "ls")], [second])
+        child = self.d.out("resume", second)
+        self.assertEqual(self.ask(child), 2, "stands on pages whose snapshot is gone")
+        self.d.run("hibernate", child)
+        self.d.run("gc")
+        self.d.run("resume", child)
+        self.assertEqual(self.ask(child), 3, "comes back from a stack of three")
+
+    def test_sharing_is_cut_off_anywhere(self):
+        box = self.d.out("start", "bb", "--network", "loopback")
+        self.d.run("exec", box, "witness", "start", "40")
+        snapshots = []
+        for i in range(6):
+            snapshots.append(self.d.out("snapshot", box, "--engine", "criu", "--retain", "t"))
+            self.ask(box)
+        self.d.run("rm", box)
+        for delay in (0.01, 0.03, 0.06, 0.1):
+            gc = subprocess.Popen([lab.AGENTENV, "--socket", self.d.socket, "gc"], stdout=subprocess.DEVNULL,
+                                  stderr=subprocess.DEVNULL)
+            time.sleep(delay)
+            self.d.kill()
+            gc.wait()
+            self.d.start()
+            self.assertEqual(self.d.audit(), [])
+            self.assertEqual(os.listdir(self.d.state + "/sharing"), [])
+        self.d.run("gc")
+        for i, snapshot in enumerate(snapshots):
+            child = self.d.out("resume", snapshot)
+            self.assertEqual(self.ask(child), i + 1)
+            self.d.run("rm", child)
+
     def test_an_image_starts_from_its_zygote(self):
         warm = self.start()
         zygote = self.d.out("snapshot", warm, "--engine", "criu", "--retain", "zygote/bb")
