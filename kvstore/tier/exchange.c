@@ -5,7 +5,7 @@
 
 #include "kvstore/tier/room.h"
 
-enum { WRITE_BACK_SHARE = 2 /* a half */, WRITES = KV_DISK_IOS / 2 };
+enum { WRITE_BACK_SHARE = 2 /* a half */, STORING_SHARE = 4 /* a quarter */ };
 
 int kv_exchange_init(struct kv_exchange *x, struct kv_index *ix, struct kv_disk *d, uint8_t *memory,
                      uint32_t memory_page_bytes, struct lh_error *err)
@@ -42,8 +42,7 @@ static uint32_t bytes_of(const struct kv_root *r, enum kv_part part)
 static void begin(struct kv_exchange *x, enum kv_io_kind kind, struct kv_node *n, enum kv_part part,
                   uint32_t page, uint32_t memory_page, int64_t now_us)
 {
-    struct kv_io io = {.kind = kind,
-                       .node = kv_ref_of(x->index, n),
+    struct kv_io io = {.node = kv_ref_of(x->index, n),
                        .part = part,
                        .page = page,
                        .memory_page = memory_page,
@@ -51,7 +50,8 @@ static void begin(struct kv_exchange *x, enum kv_io_kind kind, struct kv_node *n
 
     kv_node_pin(x->index, n);
     kv_node_hold(x->index, n);
-    kv_disk_begin(x->disk, io, x->memory + (uint64_t)memory_page * x->memory_page_bytes, now_us);
+    kv_disk_begin(x->disk, kind, io, x->memory + (uint64_t)memory_page * x->memory_page_bytes,
+                  now_us);
 }
 
 /* ---- out ---- */
@@ -78,51 +78,50 @@ static bool store(struct kv_exchange *x, struct kv_node *n, enum kv_part part, i
     bool room = kv_room_take(x->index, kv_root_of(x->index, n), part, KV_DISK, &page);
     if (room) {
         n->writing |= 1u << part;
+        x->storing += kv_root_of(x->index, n)->pages[part][KV_MEMORY];
         begin(x, KV_IO_STORE, n, part, page, n->parts[part].at[KV_MEMORY] - 1, now_us);
     }
     kv_node_unpin(x->index, n);
     return room;
 }
 
-enum turn { GONE, NOT_YET, LATER, NOW };
+enum turn { GONE, LATER, NOW };
 
-/* A parent that is being written is waited for, one that is queued behind (its place in the queue
- * was another node's before) comes first.  One that could not be written keeps its children from
- * disk, or there would be a hole. */
+/* A parent that is queued behind (its place in the queue was another node's before) comes first.
+ * One that could not be written keeps its children from disk, or there would be a hole. */
 static enum turn turn_of(const struct kv_index *ix, const struct kv_node *n)
 {
     const struct kv_node *parent = kv_parent(ix, n);
 
     if (n->phase != KV_VISIBLE || kv_root_of(ix, n)->retired || kv_node_is_clean(n))
         return GONE;
-    if (!parent || parent->parts[KV_BLOCK].at[KV_DISK])
+    if (!parent || parent->parts[KV_BLOCK].at[KV_DISK] || parent->writing & 1u << KV_BLOCK)
         return NOW;
-    if (parent->writing & 1u << KV_BLOCK)
-        return NOT_YET;
     return parent->queued ? LATER : GONE;
 }
 
-static unsigned writes_of(const struct kv_disk *d)
-{
-    unsigned n = 0;
-
-    for (int i = 0; i < KV_DISK_IOS; i++)
-        n += d->ios[i].busy && d->ios[i].kind == KV_IO_STORE;
-    return n;
-}
-
-/* Takes one node from the queue; false when it must wait. */
-static bool write_next(struct kv_exchange *x, int64_t now_us)
+static struct kv_node *take_first(struct kv_exchange *x)
 {
     struct kv_node *n = kv_at(x->index, x->queue[x->head]);
-    enum turn turn = n->queued ? turn_of(x->index, n) : GONE;
 
-    if (turn == NOT_YET)
-        return false;
     x->head = (x->head + 1) % (x->index->max_nodes + 1);
     x->n--;
     n->queued = false;
-    x->skipped += turn == GONE;
+    return n;
+}
+
+static enum turn first_turn(const struct kv_exchange *x)
+{
+    const struct kv_node *n = kv_at(x->index, x->queue[x->head]);
+
+    return n->queued ? turn_of(x->index, n) : GONE;
+}
+
+/* Takes one node from the queue; false when there is no room for it on disk. */
+static bool write_first(struct kv_exchange *x, enum turn turn, int64_t now_us)
+{
+    struct kv_node *n = take_first(x);
+
     if (turn == LATER)
         kv_exchange_offer(x, n);
     for (int part = 0; turn == NOW && part < KV_PARTS; part++)
@@ -131,26 +130,56 @@ static bool write_next(struct kv_exchange *x, int64_t now_us)
     return true;
 }
 
-static void write_back(struct kv_exchange *x, int64_t now_us)
+/* A node may need a request for each of its parts.  What is being written cannot leave memory, and
+ * puts must always find something that can. */
+static bool may_write(const struct kv_exchange *x, int64_t now_us)
+{
+    struct kv_disk *d = x->disk;
+
+    return x->storing * STORING_SHARE <= x->index->pages[KV_MEMORY]->n &&
+           d->of_kind[KV_IO_STORE] + KV_PARTS <= KV_DISK_STORES &&
+           d->in_flight + KV_PARTS <= KV_DISK_IOS && kv_disk_ready(d, KV_IO_STORE, now_us);
+}
+
+static bool memory_is_short(const struct kv_exchange *x)
 {
     const struct kv_pages *memory = x->index->pages[KV_MEMORY];
-    unsigned writes = writes_of(x->disk);
 
-    while (x->n && (uint64_t)memory->used * WRITE_BACK_SHARE > memory->n &&
-           writes + KV_PARTS <= WRITES && x->disk->in_flight + KV_PARTS <= KV_DISK_IOS &&
-           kv_disk_ready(x->disk, true, now_us) && write_next(x, now_us))
-        writes = writes_of(x->disk);
+    return (uint64_t)memory->used * WRITE_BACK_SHARE > memory->n;
+}
+
+static void write_back(struct kv_exchange *x, int64_t now_us)
+{
+    while (x->n) {
+        enum turn turn = first_turn(x);
+        if (turn == GONE) {
+            take_first(x);
+            x->skipped++;
+            continue;
+        }
+        if (!memory_is_short(x) || !may_write(x, now_us) || !write_first(x, turn, now_us))
+            return;
+    }
+}
+
+/* What it continues is on disk: it began before and has ended before. */
+static bool has_ground(const struct kv_index *ix, const struct kv_node *n, enum kv_part part)
+{
+    const struct kv_node *below = part == KV_STATE ? n : kv_parent(ix, n);
+
+    return !below || below->parts[KV_BLOCK].at[KV_DISK];
 }
 
 /* Stored is what is still wanted; else the extent goes back.  The node is pinned by its I/O. */
-static void end_store(struct kv_exchange *x, const struct kv_io *io, struct kv_node *n)
+static void end_store(struct kv_exchange *x, const struct kv_io *io, struct kv_node *n, bool done)
 {
     const struct kv_root *root = kv_root_of(x->index, n);
     struct kv_object gone = {.at[KV_DISK] = io->page + 1};
-    bool done = io->result == (int)io->bytes;
 
     n->writing &= (uint8_t) ~(1u << io->part);
-    if (!done || n->phase != KV_VISIBLE || !n->parts[io->part].at[KV_MEMORY]) {
+    x->storing -= root->pages[io->part][KV_MEMORY];
+    if (!done || n->phase != KV_VISIBLE || !n->parts[io->part].at[KV_MEMORY] ||
+        !has_ground(x->index, n, io->part)) {
         kv_object_free(x->index, root, io->part, &gone, KV_DISK);
     } else {
         kv_node_place(x->index, n, io->part, KV_DISK, io->page);
@@ -188,7 +217,7 @@ enum kv_fetch kv_exchange_load(struct kv_exchange *x, struct kv_node *hit, uint3
             if (!is_missing(n, part))
                 continue;
             result = KV_FETCHING;
-            bool ready = kv_disk_ready(x->disk, false, now_us);
+            bool ready = kv_disk_ready(x->disk, KV_IO_LOAD, now_us);
             if (x->disk->stalled)
                 return KV_UNFETCHABLE;
             if (n->loading & 1u << part)
@@ -212,11 +241,10 @@ bool kv_exchange_is_loaded(const struct kv_index *ix, const struct kv_node *hit,
 }
 
 /* What cannot be read is lost, and with it all that continues it. */
-static void end_load(struct kv_exchange *x, const struct kv_io *io, struct kv_node *n)
+static void end_load(struct kv_exchange *x, const struct kv_io *io, struct kv_node *n, bool done)
 {
     const struct kv_root *root = kv_root_of(x->index, n);
     struct kv_object unused = {.at[KV_MEMORY] = io->memory_page + 1};
-    bool done = io->result == (int)io->bytes;
 
     n->loading &= (uint8_t) ~(1u << io->part);
     if (!done || n->phase != KV_VISIBLE) {
@@ -233,10 +261,9 @@ static void end_load(struct kv_exchange *x, const struct kv_io *io, struct kv_no
 
 void kv_exchange_work(struct kv_exchange *x, int64_t now_us)
 {
-    for (struct kv_io *io; (io = kv_disk_ended(x->disk, now_us));) {
-        struct kv_node *n = kv_at(x->index, io->node);
-        struct kv_io done = *io;
-        (done.kind == KV_IO_LOAD ? end_load : end_store)(x, &done, n);
+    for (struct kv_done done; kv_disk_ended(x->disk, &done, now_us);) {
+        struct kv_node *n = kv_at(x->index, done.io.node);
+        (done.kind == KV_IO_LOAD ? end_load : end_store)(x, &done.io, n, done.well);
         kv_node_unhold(x->index, n);
         kv_node_unpin(x->index, n);
     }

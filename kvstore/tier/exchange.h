@@ -1,11 +1,13 @@
 /* Objects between memory and disk.
  *
- * Out: a node is offered when it becomes visible and waits in one queue, so parents are written
- * before their children.  Nothing is written while less than WRITE_BACK_SHARE of the memory is in
- * use: what dies with the next policy version before room is needed never costs a write.  Beyond
- * it the oldest go out, so that eviction finds objects that only have to leave memory.  When memory
- * fills up faster than the device writes, eviction drops what is not on disk yet: a spill never
- * waits for the disk.
+ * Out: a node is offered when it becomes visible and waits in one queue, so parents begin to be
+ * written before their children, and as writes end in the order in which they began, a child counts
+ * as written only when its parent does.  (Waiting for the parent before the child begins was tried:
+ * a chain then has one write under way at a time, a third of what the device can do.)  Nothing is
+ * written while less than WRITE_BACK_SHARE of the memory is in use: what dies with the next policy
+ * version before room is needed never costs a write.  Beyond it the oldest go out, so that eviction
+ * finds objects that only have to leave memory.  When memory fills up faster than the device
+ * writes, eviction drops what is not on disk yet: a spill never waits for the disk.
  *
  * In: a lookup that hits nodes which are on disk alone waits for their reads, with its deadline.
  * The first reader of an object takes it through memory; what a second one asks for stays there
@@ -22,6 +24,7 @@ struct kv_exchange {
     uint32_t memory_page_bytes;
     kv_ref *queue; /* a ring of index->max_nodes + 1 */
     uint32_t head, n;
+    uint64_t storing; /* pages of memory that are being written */
     uint64_t stored, stored_bytes, loaded, loaded_bytes; /* objects that the device has done */
     uint64_t skipped; /* offered, but dead, dropped or superseded before their turn */
 };

@@ -19,33 +19,35 @@ void kv_pages_finish(struct kv_pages *p)
     free(p->taken);
 }
 
-/* First page at or above `at` whose bit is `value`; `n` when there is none. */
-static uint32_t next_with(const struct kv_pages *p, uint32_t at, bool value)
+/* First page in [at, end) whose bit is `value`; `end` when there is none. */
+static uint32_t next_with(const struct kv_pages *p, uint32_t at, uint32_t end, bool value)
 {
-    while (at < p->n) {
+    while (at < end) {
         uint64_t word = p->taken[at / WORD];
         uint64_t left = (value ? word : ~word) >> at % WORD;
         if (left) {
             at += (uint32_t)__builtin_ctzll(left);
-            return at < p->n ? at : p->n;
+            return at < end ? at : end;
         }
         at = (at / WORD + 1) * WORD;
     }
-    return p->n;
+    return end;
 }
 
-/* One past the last page below `end` whose bit is `value`; 0 when there is none. */
-static uint32_t last_with(const struct kv_pages *p, uint32_t end, bool value)
+/* One past the last page in [begin, end) whose bit is `value`; `begin` when there is none. */
+static uint32_t last_with(const struct kv_pages *p, uint32_t begin, uint32_t end, bool value)
 {
-    while (end) {
+    while (end > begin) {
         uint32_t at = end - 1;
         uint64_t word = p->taken[at / WORD];
         uint64_t left = (value ? word : ~word) << (WORD - 1 - at % WORD);
-        if (left)
-            return end - (uint32_t)__builtin_clzll(left);
+        if (left) {
+            end -= (uint32_t)__builtin_clzll(left);
+            return end > begin ? end : begin;
+        }
         end = at / WORD * WORD;
     }
-    return 0;
+    return begin;
 }
 
 static void mark(struct kv_pages *p, uint32_t first, uint32_t count, bool value)
@@ -59,32 +61,33 @@ static void mark(struct kv_pages *p, uint32_t first, uint32_t count, bool value)
     }
 }
 
+/* Of a free run no more is looked at than is needed: an empty tier is one run. */
 static bool find_up(struct kv_pages *p, uint32_t count, uint32_t *first)
 {
-    uint32_t at = p->low = next_with(p, p->low, false);
+    uint32_t at = p->low = next_with(p, p->low, p->n, false);
 
-    while (at < p->high) {
-        uint32_t end = next_with(p, at, true);
-        if (end - at >= count) {
+    while (at < p->high && p->high - at >= count) {
+        uint32_t end = next_with(p, at, at + count, true);
+        if (end - at == count) {
             *first = at;
             return true;
         }
-        at = next_with(p, end, false);
+        at = next_with(p, end, p->n, false);
     }
     return false;
 }
 
 static bool find_down(struct kv_pages *p, uint32_t count, uint32_t *first)
 {
-    uint32_t end = p->high = last_with(p, p->high, false);
+    uint32_t end = p->high = last_with(p, 0, p->high, false);
 
-    while (end > p->low) {
-        uint32_t at = last_with(p, end, true);
-        if (end - at >= count) {
-            *first = end - count;
+    while (end > p->low && end - p->low >= count) {
+        uint32_t at = last_with(p, end - count, end, true);
+        if (at == end - count) {
+            *first = at;
             return true;
         }
-        end = last_with(p, at, false);
+        end = last_with(p, 0, at, false);
     }
     return false;
 }

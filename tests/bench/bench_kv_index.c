@@ -2,6 +2,7 @@
  * clients.  Time to find a prefix of 2,048 units among them, time for a new policy version, memory
  * of the index, and time from a kill to an index that answers again, by a disk tier of the same
  * million. */
+#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -109,6 +110,16 @@ static void put(const struct kv_key *chain, size_t first)
     kv_reply_finish(&r);
 }
 
+static void work_and_wait(void)
+{
+    struct pollfd p = {.fd = service.disk.event_fd, .events = POLLIN};
+    uint64_t count;
+
+    kv_service_work(&service);
+    if (service.disk.in_flight && poll(&p, 1, 10) > 0)
+        must(read(p.fd, &count, sizeof count) == sizeof count, "the disk's eventfd");
+}
+
 /* Slower than the disk while there is one, so that nothing is dropped. */
 static void fill(void)
 {
@@ -116,8 +127,8 @@ static void fill(void)
         for (size_t first = 0; first < UNITS; first += PER_PUT) {
             put(chains[c], first);
             while (service.has_disk && service.pages.used > service.pages.n / 4 * 3 &&
-                   service.exchange.n)
-                kv_service_work(&service);
+                   service.exchange.n > service.pages.n / 2)
+                work_and_wait();
         }
 }
 

@@ -340,11 +340,12 @@ static uint64_t bits_of(const struct kv_pages *p)
 static void count_io(const struct kv_service *s, uint64_t pages[KV_TIERS])
 {
     for (int i = 0; s->has_disk && i < KV_DISK_IOS; i++) {
-        const struct kv_io *io = &s->disk.ios[i];
-        if (!io->busy || io->kind == KV_IO_SECTOR)
-            continue;
-        enum kv_tier tier = io->kind == KV_IO_LOAD ? KV_MEMORY : KV_DISK;
-        pages[tier] += kv_root_of(&s->index, kv_at(&s->index, io->node))->pages[io->part][tier];
+        const struct kv_request *r = &s->disk.requests[i];
+        enum kv_tier tier = r->kind == KV_IO_LOAD ? KV_MEMORY : KV_DISK;
+        for (uint32_t k = 0; r->busy && r->kind != KV_IO_SECTORS && k < r->n; k++) {
+            const struct kv_node *n = kv_at(&s->index, r->objects[k].node);
+            pages[tier] += kv_root_of(&s->index, n)->pages[r->objects[k].part][tier];
+        }
     }
 }
 
