@@ -61,6 +61,14 @@ static bool bad_split(const job_t *j)
     return n && !strncmp(j->tasks->train_prefix, j->tasks->eval_prefix, n);
 }
 
+static bool bad_remote(const job_t *j)
+{
+    const char *remote = j->kvstore->remote;
+
+    return *remote && strncmp(remote, "redis://", 8) != 0 &&
+           (strncmp(remote, "s3://", 5) != 0 || !*j->kvstore->remote_credentials);
+}
+
 static const struct {
     bool (*bad)(const job_t *j);
     const char *message;
@@ -74,6 +82,8 @@ static const struct {
     {bad_eval, "evaluation needs tasks.eval_prefix"},
     {bad_target, "train.target_success needs eval.episodes and eval.every"},
     {bad_image, "tasks.image and tasks.image_name go together"},
+    {bad_remote, "kvstore.remote is redis://HOST:PORT[,HOST:PORT...], or s3://BUCKET[/PREFIX] with "
+                 "kvstore.remote_credentials"},
     {bad_split, "tasks.train_prefix would train on the tasks of tasks.eval_prefix"},
 };
 

@@ -57,6 +57,12 @@ const struct job_field job_fields[] = {
     TEXT("kvstore", KvStore, disk_path, JOB_PATH, "",
          "that file; empty = kv.disk in the job directory"),
     TEXT("kvstore", KvStore, eviction, JOB_STRING, "value", "value, lru or s3-fifo"),
+    TEXT("kvstore", KvStore, remote, JOB_STRING, "",
+         "remote tier: redis://HOST:PORT[,HOST:PORT...] or s3://BUCKET[/PREFIX]; empty = none"),
+    TEXT("kvstore", KvStore, remote_credentials, JOB_PATH, "",
+         "file with its user and password or keys, readable by nobody else"),
+    NUM("kvstore", KvStore, remote_ttl_s, JOB_U32, 0, 1e9, "86400",
+        "seconds after which Redis forgets an object, 0 = never"),
 
     NUM("warm_start", WarmStart, steps, JOB_U32, 0, 1e6, "0", "behaviour cloning steps, 0 = none"),
     NUM("warm_start", WarmStart, batch_sequences, JOB_U32, 1, 4096, "64", "demonstrations a step"),

@@ -18,8 +18,8 @@ Longhaul__Kv__V1__Reply *cli_call(struct cli *c, const Request *q, struct lh_err
     return kv_link_call(&c->link, q, lh_now_ms() + CALL_MS, err);
 }
 
-/* Every numeric field of the reply under its own name, so that a new one is shown without code
- * here. */
+/* Every field of the reply under its own name, so that a new one is shown without code here; texts
+ * only where there is one. */
 static json_t *fields_of(const ProtobufCMessage *m)
 {
     json_t *o = json_object();
@@ -33,6 +33,8 @@ static json_t *fields_of(const ProtobufCMessage *m)
             json_object_set_new(o, f->name, json_integer(*(const uint32_t *)at));
         else if (f->type == PROTOBUF_C_TYPE_DOUBLE)
             json_object_set_new(o, f->name, json_real(*(const double *)at));
+        else if (f->type == PROTOBUF_C_TYPE_STRING && **(char *const *)at)
+            json_object_set_new(o, f->name, json_string(*(char *const *)at));
     }
     return o;
 }

@@ -55,6 +55,16 @@ struct kv_grant *kv_grant_find(struct kv_peer *p, uint64_t id)
     return g;
 }
 
+void kv_grant_give_pages(struct kv_service *s, struct kv_grant *g)
+{
+    while (g->pending) {
+        struct kv_node *n = g->pending;
+        g->pending = kv_at(&s->index, n->next);
+        kv_node_discard(&s->index, n);
+    }
+    kv_object_free(&s->index, g->root, KV_STATE, &g->state, KV_MEMORY);
+}
+
 void kv_grant_end(struct kv_service *s, struct kv_peer *p, struct kv_grant *g, bool done)
 {
     struct kv_grant **link = &p->grants;
@@ -63,12 +73,7 @@ void kv_grant_end(struct kv_service *s, struct kv_peer *p, struct kv_grant *g, b
         link = &(*link)->next;
     *link = g->next;
     p->n_grants--;
-    while (g->pending) {
-        struct kv_node *n = g->pending;
-        g->pending = kv_at(&s->index, n->next);
-        kv_node_discard(&s->index, n);
-    }
-    kv_object_free(&s->index, g->root, KV_STATE, &g->state, KV_MEMORY);
+    kv_grant_give_pages(s, g);
     s->grants--;
     if (g->direction == KV_LOAD)
         kv_path_give(&s->index, g->at, g->from);

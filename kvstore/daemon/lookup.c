@@ -1,6 +1,6 @@
-/* LOOKUP and RELEASE.  A hit of which something is on disk alone is read first: the request waits
- * with its units pinned, and is answered when they are in memory, or at its deadline with what is.
- */
+/* LOOKUP and RELEASE.  A chain that may go on in a remote tier waits for the pull that finds out
+ * (pull.h).  Then a hit of which something is on disk alone is read: the request waits with its
+ * units pinned, and is answered when they are in memory, or at its deadline with what is. */
 #include "kvstore/daemon/request.h"
 #include "proto/log.h"
 
@@ -74,9 +74,12 @@ static int grant_hit(struct kv_call *c, struct kv_node *hit, uint32_t from, Look
         kv_grant_new(c, KV_LOAD, kv_root_of(&s->index, hit), hit, from, bytes, KV_LEASE_MS, err);
     if (!g)
         return err->code;
-    kv_node_touch(&s->index, hit);
-    for (struct kv_node *n = hit; n && n->unit >= from; n = kv_parent(&s->index, n))
+    if (!hit->pulled || hit->seen)
+        kv_node_touch(&s->index, hit);
+    for (struct kv_node *n = hit; n && n->unit >= from; n = kv_parent(&s->index, n)) {
+        kv_pull_read(s, n);
         kv_node_read(&s->index, n);
+    }
     r->lease = g->id;
     r->queue_wait_ms = g->wait_ms;
     s->count.hits++;
@@ -182,6 +185,36 @@ static int check_lookup(const LookupRequest *q, struct lookup *l, struct lh_erro
     return r;
 }
 
+static void begin_lookup(struct kv_call *c, const struct lookup *l, uint32_t wait_ms)
+{
+    struct kv_service *s = c->service;
+    struct kv_root *root = kv_root_find(&s->index, &l->key);
+    struct kv_wait *w = &c->peer->wait;
+
+    s->count.lookups++;
+    w->deadline_us = c->now_us + (wait_ms ? wait_ms : WAIT_MS) * INT64_C(1000);
+    if (!s->has_remote || !root)
+        return;
+    struct kv_pull_wanted wanted = {.root = root,
+                                    .chain = l->chain,
+                                    .n = l->n,
+                                    .at_least = l->at_least,
+                                    .deadline_us = w->deadline_us};
+    w->pull = kv_pull_begin(s, &wanted, c->now_us);
+}
+
+static bool waits_for_pull(struct kv_call *c, const struct lookup *l, uint32_t wait_ms)
+{
+    struct kv_wait *w = &c->peer->wait;
+
+    if (!w->deadline_us)
+        begin_lookup(c, l, wait_ms);
+    bool going = kv_pull_is_going(&c->service->pulls, w->pull);
+    c->later = going && c->now_us < w->deadline_us;
+    c->service->count.late += going && !c->later;
+    return c->later;
+}
+
 int kv_handle_lookup(struct kv_call *c, struct lh_error *err)
 {
     const LookupRequest *q = c->request->lookup;
@@ -194,14 +227,12 @@ int kv_handle_lookup(struct kv_call *c, struct lh_error *err)
     begin_reply(c, &l.reply);
     if (c->peer->wait.hit)
         return go_on(c, &l, err);
-    struct kv_node *hit = match(c, &l);
-    s->count.lookups++;
-    if (!hit)
+    if (waits_for_pull(c, &l, q->deadline_ms))
         return 0;
-    if (!s->has_disk || kv_exchange_is_loaded(&s->index, hit, l.at_least))
-        return grant_hit(c, hit, l.at_least, l.reply, err);
-    uint32_t wait_ms = q->deadline_ms ? q->deadline_ms : WAIT_MS;
-    begin_wait(c, hit, l.at_least, c->now_us + wait_ms * INT64_C(1000));
+    struct kv_node *hit = match(c, &l);
+    if (!hit || !s->has_disk || kv_exchange_is_loaded(&s->index, hit, l.at_least))
+        return answer_with(c, &l, hit, err);
+    begin_wait(c, hit, l.at_least, c->peer->wait.deadline_us);
     return go_on(c, &l, err);
 }
 

@@ -82,6 +82,9 @@ static int serve(const Longhaul__Job__V1__KvStore *options, const char *path, co
                                    .max_inflight_bytes = options->max_inflight_bytes,
                                    .disk_path = options->disk_bytes ? disk : NULL,
                                    .disk_bytes = options->disk_bytes,
+                                   .remote = {.location = *options->remote ? options->remote : NULL,
+                                              .credentials = options->remote_credentials,
+                                              .ttl_s = options->remote_ttl_s},
                                    .eviction = *options->eviction ? options->eviction : NULL};
     int r = kv_service_init(&service, &o, err);
     if (r == 0) {
@@ -126,6 +129,7 @@ int main(int argc, char **argv)
     struct lh_error err = {0};
 
     signal(SIGXFSZ, SIG_IGN); /* a limit on file sizes is a full disk, not an end */
+    signal(SIGPIPE, SIG_IGN); /* nor is a peer that hangs up on curl */
     argp_err_exit_status = LH_EXIT_USAGE;
     argp_parse(&argp, argc, argv, 0, NULL, &dir);
     if (!lh_follow_supervisor(SIGTERM))

@@ -75,31 +75,33 @@ static bool grant_object(struct kv_service *s, const struct kv_root *root, enum 
     return true;
 }
 
-static bool grant_blocks(struct kv_service *s, const struct put *p, struct kv_grant *g)
+static bool grant_blocks(struct kv_service *s, struct kv_grant *g, const struct kv_key *chain,
+                         size_t n, uint32_t first)
 {
     struct kv_node *tail = NULL;
 
-    for (size_t i = p->skip; i < p->n; i++) {
-        struct kv_node *n = kv_room_node(&s->index, p->root, &p->chain[i], p->first + (uint32_t)i);
-        if (!n)
+    for (size_t i = 0; i < n; i++) {
+        struct kv_node *at = kv_room_node(&s->index, g->root, &chain[i], first + (uint32_t)i);
+        if (!at)
             return false;
         if (tail)
-            tail->next = kv_ref_of(&s->index, n);
+            tail->next = kv_ref_of(&s->index, at);
         else
-            g->pending = n;
-        tail = n;
+            g->pending = at;
+        tail = at;
         g->n_pending++;
-        if (p->root->geometry.block_bytes &&
-            !grant_object(s, p->root, KV_BLOCK, &n->parts[KV_BLOCK]))
+        if (g->root->geometry.block_bytes &&
+            !grant_object(s, g->root, KV_BLOCK, &at->parts[KV_BLOCK]))
             return false;
     }
     return true;
 }
 
-static bool grant_pages(struct kv_service *s, const struct put *p, struct kv_grant *g)
+bool kv_grant_pages(struct kv_service *s, struct kv_grant *g, const struct kv_key *chain, size_t n,
+                    uint32_t first, bool state)
 {
-    return p->bytes <= s->segment.bytes && grant_blocks(s, p, g) &&
-           (!p->state || grant_object(s, p->root, KV_STATE, &g->state));
+    return g->bytes <= s->segment.bytes && grant_blocks(s, g, chain, n, first) &&
+           (!state || grant_object(s, g->root, KV_STATE, &g->state));
 }
 
 static int fill_put(struct kv_call *c, const struct put *p, const struct kv_grant *g,
@@ -148,19 +150,23 @@ int kv_handle_put(struct kv_call *c, struct lh_error *err)
         kv_grant_new(c, KV_SPILL, p.root, p.at, 0, p.bytes, (int)q->deadline_ms, err);
     if (!g)
         return err->code;
-    r = grant_pages(s, &p, g) ? fill_put(c, &p, g, err) : kv_refuse(c, KV_FULL, p.bytes, err);
+    bool room = kv_grant_pages(s, g, p.chain + p.skip, p.n - p.skip, p.first + p.skip, p.state);
+    r = room ? fill_put(c, &p, g, err) : kv_refuse(c, KV_FULL, p.bytes, err);
     if (r < 0)
         kv_grant_end(s, c->peer, g, false);
     return r;
 }
 
-static void offer(struct kv_service *s, struct kv_node *n)
+void kv_service_offer(struct kv_service *s, struct kv_node *n)
 {
     if (s->has_disk)
         kv_exchange_offer(&s->exchange, n);
+    if (s->has_remote)
+        kv_push_offer(s, n);
 }
 
-/* Another client may have stored the same units meanwhile: theirs stay, ours go back. */
+/* Another client may have stored the same units meanwhile: theirs stay, ours go back.
+ * What was pulled goes to the tiers below when it is read again. */
 static struct kv_node *link_pending(struct kv_service *s, struct kv_grant *g, const uint32_t *crc)
 {
     struct kv_index *ix = &s->index;
@@ -174,35 +180,41 @@ static struct kv_node *link_pending(struct kv_service *s, struct kv_grant *g, co
             return NULL;
         }
         g->pending = kv_at(ix, n->next);
-        if (n->parts[KV_BLOCK].at[KV_MEMORY])
+        if (crc && n->parts[KV_BLOCK].at[KV_MEMORY])
             n->parts[KV_BLOCK].crc32c = *crc++;
         if (there) {
             kv_node_discard(ix, n);
         } else {
             kv_node_link(ix, n, parent);
-            offer(s, n);
+            if (!n->pulled)
+                kv_service_offer(s, n);
         }
         parent = there ? there : n;
     }
     return parent;
 }
 
+struct kv_node *kv_grant_publish(struct kv_service *s, struct kv_grant *g, const uint32_t *crc)
+{
+    if (g->root->retired || (g->at && g->at->phase != KV_VISIBLE))
+        return NULL;
+    struct kv_node *last = link_pending(s, g, crc);
+    if (last && g->state.at[KV_MEMORY] && !kv_object_exists(&last->parts[KV_STATE])) {
+        kv_node_set_state(&s->index, last, &g->state);
+        g->state = (struct kv_object){0};
+        if (!last->pulled)
+            kv_service_offer(s, last);
+    }
+    return last;
+}
+
 static bool commit(struct kv_service *s, struct kv_grant *g, const CommitRequest *q)
 {
-    struct kv_index *ix = &s->index;
-
-    if (g->root->retired || (g->at && g->at->phase != KV_VISIBLE))
-        return false;
-    struct kv_node *last = link_pending(s, g, q->block_crc32c);
+    g->state.crc32c = q->state_crc32c;
+    struct kv_node *last = kv_grant_publish(s, g, q->block_crc32c);
     if (!last)
         return false;
-    if (g->state.at[KV_MEMORY] && !kv_object_exists(&last->parts[KV_STATE])) {
-        g->state.crc32c = q->state_crc32c;
-        kv_node_set_state(ix, last, &g->state);
-        g->state = (struct kv_object){0};
-        offer(s, last);
-    }
-    kv_node_touch(ix, last);
+    kv_node_touch(&s->index, last);
     s->count.puts++;
     s->count.put_bytes += g->bytes;
     return true;

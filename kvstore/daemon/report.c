@@ -46,6 +46,35 @@ static void stat_disk(const struct kv_service *s, Longhaul__Kv__V1__StatReply *r
     r->left_memory = s->index.left_memory;
 }
 
+static void stat_remote(struct kv_service *s, Longhaul__Kv__V1__StatReply *r)
+{
+    const struct kv_remote_counters *n = &s->remote.count;
+
+    if (!s->has_remote)
+        return;
+    r->remote = (char *)s->remote.location;
+    r->remote_trouble = s->remote.trouble;
+    r->remote_stored = n->stored;
+    r->remote_stored_bytes = n->stored_bytes;
+    r->remote_loaded = n->loaded;
+    r->remote_loaded_bytes = n->loaded_bytes;
+    r->remote_lookups = n->finds;
+    r->remote_hits = s->pulls.hits;
+    r->remote_missing = n->missing;
+    r->remote_corrupt = n->corrupt;
+    r->remote_errors = n->errors;
+    r->remote_late = s->pulls.late;
+    r->remote_full = s->pulls.full;
+    r->remote_skipped = s->push.skipped;
+    r->remote_waiting = s->push.n;
+    for (int gate = 0; gate < KV_GATES; gate++) {
+        r->remote_paused |= (uint32_t)kv_remote_is_paused(&s->remote, gate) << gate;
+        r->remote_in_flight += s->remote.in_flight[gate];
+    }
+    r->remote_load_bytes_per_s = s->remote.rate[KV_GATE_IN].per_s;
+    r->remote_store_bytes_per_s = s->remote.rate[KV_GATE_OUT].per_s;
+}
+
 static void stat_index(const struct kv_service *s, Longhaul__Kv__V1__StatReply *r)
 {
     const struct kv_index *ix = &s->index;
@@ -61,7 +90,7 @@ static void stat_index(const struct kv_service *s, Longhaul__Kv__V1__StatReply *
 
 int kv_handle_stat(struct kv_call *c, struct lh_error *err)
 {
-    const struct kv_service *s = c->service;
+    struct kv_service *s = c->service;
     const struct kv_counters *n = &s->count;
     Longhaul__Kv__V1__StatReply *r = &c->reply->body.stat;
 
@@ -83,6 +112,7 @@ int kv_handle_stat(struct kv_call *c, struct lh_error *err)
     r->retired = n->retired;
     stat_index(s, r);
     stat_disk(s, r);
+    stat_remote(s, r);
     stat_flow(s, c->now_us, r);
     return 0;
 }

@@ -40,6 +40,18 @@ struct kv_grant *kv_grant_new(struct kv_call *c, enum kv_direction d, struct kv_
 struct kv_grant *kv_grant_find(struct kv_peer *p, uint64_t id);
 /* Gives back pages and pins.  `done`: the bytes were copied and the time counts. */
 void kv_grant_end(struct kv_service *s, struct kv_peer *p, struct kv_grant *g, bool done);
+/* Takes pages for units first..first+n-1 behind g->at, g->bytes in all, and for the state at their
+ * end; false when there is no room, with what was taken left in *g. */
+bool kv_grant_pages(struct kv_service *s, struct kv_grant *g, const struct kv_key *chain, size_t n,
+                    uint32_t first, bool state);
+/* Makes what it holds visible, all at once; crc: of the blocks, NULL when the nodes have them.
+ * Returns the last node, which the caller touches or settles; NULL: nothing is visible, for the
+ * root is retired or what it continues has gone. */
+struct kv_node *kv_grant_publish(struct kv_service *s, struct kv_grant *g, const uint32_t *crc);
+/* Gives back pages that are not visible. */
+void kv_grant_give_pages(struct kv_service *s, struct kv_grant *g);
+/* A visible node may have something that the tiers below memory have not. */
+void kv_service_offer(struct kv_service *s, struct kv_node *n);
 /* Ends a lookup that waits, if one does. */
 void kv_wait_end(struct kv_service *s, struct kv_peer *p);
 /* Counts a refusal and says why. */

@@ -12,12 +12,12 @@
 
 LH_LOG_COMPONENT("kvstored");
 
-enum { STOP, LISTEN, DISK, FIRST_CLIENT, IDLE_MS = 1000, EXPIRE_MS = 100 };
+enum { STOP, LISTEN, DISK, REMOTE, FIRST_CLIENT, IDLE_MS = 1000, EXPIRE_MS = 100 };
 
 struct client {
     int fd;
     struct kv_peer peer;
-    Longhaul__Kv__V1__Request *waiting; /* for the disk; no other is taken until it is answered */
+    Longhaul__Kv__V1__Request *waiting; /* for a tier; no other is taken until it is answered */
 };
 
 struct server {
@@ -122,7 +122,7 @@ static void serve_clients(struct server *s, unsigned polled)
     }
 }
 
-/* After the disk has got on, or time has. */
+/* After a tier has got on, or time has. */
 static void serve_waiting(struct server *s)
 {
     struct lh_error err;
@@ -172,7 +172,7 @@ static void clear(int event_fd)
     uint64_t count;
 
     if (read(event_fd, &count, sizeof count) < 0 && errno != EAGAIN)
-        lh_warn("disk-event", "errno=%d", errno);
+        lh_warn("tier-event", "errno=%d", errno);
 }
 
 static int loop(struct server *s, struct lh_error *err)
@@ -189,8 +189,9 @@ static int loop(struct server *s, struct lh_error *err)
         if (s->polls[LISTEN].revents)
             accept_clients(s);
         expire(s);
-        if (s->polls[DISK].revents)
-            clear(s->polls[DISK].fd);
+        for (int tier = DISK; tier <= REMOTE; tier++)
+            if (s->polls[tier].revents)
+                clear(s->polls[tier].fd);
         work = kv_service_work(s->service);
         serve_waiting(s);
     }
@@ -205,6 +206,7 @@ int kv_server_run(struct kv_service *service, int listen_fd, int stop_fd, struct
     s->service = service;
     s->polls[STOP] = (struct pollfd){.fd = stop_fd, .events = POLLIN};
     s->polls[DISK] = (struct pollfd){.fd = service->disk.event_fd, .events = POLLIN};
+    s->polls[REMOTE] = (struct pollfd){.fd = service->remote.event_fd, .events = POLLIN};
     s->listener.fd = listen_fd;
     int r = loop(s, err);
     while (s->n)

@@ -36,7 +36,20 @@ static int open_disk(struct kv_service *s, const struct kv_service_options *o, s
     s->has_disk = r == 0;
     if (r < 0)
         lh_warn("no-disk-tier", "%s", why.message);
-    return s->has_disk ? map_memory(s, err) : 0;
+    return 0;
+}
+
+/* One that is not configured right is told; one that is away is not asked yet. */
+static int open_remote(struct kv_service *s, const struct kv_remote_options *o,
+                       struct lh_error *err)
+{
+    if (!o->location)
+        return 0;
+    int r = kv_push_init(&s->push, err);
+    if (r == 0)
+        r = kv_remote_open(&s->remote, o, err);
+    s->has_remote = r == 0;
+    return r;
 }
 
 void kv_service_page_bytes(const struct kv_service *s, uint32_t page_bytes[KV_TIERS])
@@ -76,7 +89,8 @@ static int choose_policy(struct kv_service *s, const char *name, struct lh_error
 int kv_service_init(struct kv_service *s, const struct kv_service_options *o, struct lh_error *err)
 {
     *s = (struct kv_service){.segment.fd = -1,
-                             .disk = {.fd = -1, .event_fd = -1, .ring.ring_fd = -1}};
+                             .disk = {.fd = -1, .event_fd = -1, .ring.ring_fd = -1},
+                             .remote.event_fd = -1};
     if (!o->max_inflight_bytes)
         return lh_fail(err, LH_INVALID_ARGUMENT, "kvstore.max_inflight_bytes is 0");
     s->flow.limit = o->max_inflight_bytes;
@@ -86,6 +100,10 @@ int kv_service_init(struct kv_service *s, const struct kv_service_options *o, st
     r = kv_pages_init(&s->pages, (uint32_t)(s->segment.bytes / s->segment.page_bytes), err);
     if (r == 0)
         r = open_disk(s, o, err);
+    if (r == 0)
+        r = open_remote(s, &o->remote, err);
+    if (r == 0 && (s->has_disk || s->has_remote))
+        r = map_memory(s, err);
     if (r == 0)
         r = kv_index_init(&s->index, &s->pages, s->has_disk ? &s->disk.pages : NULL, err);
     if (r == 0)
@@ -99,6 +117,9 @@ int kv_service_init(struct kv_service *s, const struct kv_service_options *o, st
 
 void kv_service_finish(struct kv_service *s)
 {
+    kv_remote_close(&s->remote); /* first: its threads read and write the memory */
+    kv_pull_finish(s);
+    kv_push_finish(&s->push);
     kv_exchange_finish(&s->exchange);
     kv_index_finish(&s->index);
     kv_disk_close(&s->disk);
@@ -108,12 +129,25 @@ void kv_service_finish(struct kv_service *s)
     kv_segment_finish(&s->segment);
 }
 
+static void work_remote(struct kv_service *s, int64_t now_us)
+{
+    for (struct kv_remote_op op; kv_remote_ended(&s->remote, &op);)
+        if (op.kind == KV_REMOTE_STORE)
+            kv_push_ended(s, &op);
+        else
+            kv_pull_ended(s, &op, now_us);
+    kv_pull_work(s, now_us);
+    kv_push_work(s, now_us);
+}
+
 bool kv_service_work(struct kv_service *s)
 {
     bool more = kv_root_reclaimable(&s->index) && kv_root_reclaim(&s->index, RECLAIM_NODES);
 
     if (s->has_disk)
         kv_exchange_work(&s->exchange, lh_now_us());
+    if (s->has_remote)
+        work_remote(s, lh_now_us());
     return more;
 }
 

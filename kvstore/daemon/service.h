@@ -14,6 +14,8 @@
 #include <stdint.h>
 #include <sys/types.h>
 
+#include "kvstore/daemon/pull.h"
+#include "kvstore/daemon/push.h"
 #include "kvstore/flow/flow.h"
 #include "kvstore/index/index.h"
 #include "kvstore/protocol.h"
@@ -22,11 +24,13 @@
 #include "kvstore/tier/segment.h"
 #include "longhaul/kv/v1/kv.pb-c.h"
 
-/* A lookup whose hit is being read from disk.  Units from..hit are pinned. */
+/* A lookup that waits: for a pull first, then for its hit to be read from disk.  Units from..hit
+ * are pinned. */
 struct kv_wait {
-    struct kv_node *hit; /* NULL = none */
+    int64_t deadline_us; /* 0 = none does */
+    uint64_t pull;       /* 0 = for none */
+    struct kv_node *hit; /* NULL = not for the disk */
     uint32_t from;
-    int64_t deadline_us;
 };
 
 struct kv_peer {
@@ -55,17 +59,21 @@ struct kv_grant {
 
 struct kv_counters {
     uint64_t puts, put_bytes, lookups, hits, hit_units, loaded_bytes, corrupt, expired, retired;
-    uint64_t late; /* lookups that did not get all that was on disk */
+    uint64_t late; /* lookups that did not get all that was on disk or remote */
 };
 
 struct kv_service {
     struct kv_segment segment;
-    uint8_t *memory; /* the segment, mapped when there is a disk to write it to */
+    uint8_t *memory; /* the segment, mapped when there is another tier to write it to */
     struct kv_pages pages;
     struct kv_index index;
     struct kv_disk disk;
     struct kv_exchange exchange;
     bool has_disk;
+    struct kv_remote remote;
+    struct kv_pulls pulls;
+    struct kv_push push;
+    bool has_remote;
     struct kv_flow flow;
     struct kv_counters count;
     uint64_t next_id;
@@ -77,10 +85,12 @@ struct kv_service_options {
     uint64_t memory_bytes, max_inflight_bytes;
     const char *disk_path; /* NULL = no disk tier */
     uint64_t disk_bytes;
-    const char *eviction; /* name of a policy (index/policy.h); NULL = the default */
+    struct kv_remote_options remote; /* location NULL = no remote tier */
+    const char *eviction;            /* name of a policy (index/policy.h); NULL = the default */
 };
 
-/* A disk that has no room, or is in use, leaves the store with its memory alone, and a warning. */
+/* A disk that has no room, or is in use, leaves the store with its memory alone, and a warning; a
+ * remote tier that is away may come back. */
 int kv_service_init(struct kv_service *s, const struct kv_service_options *o, struct lh_error *err);
 void kv_service_finish(struct kv_service *s);
 
@@ -103,7 +113,7 @@ struct kv_reply {
     bool with_segment; /* the segment's fd goes along */
 };
 
-/* True: there is a reply, to be finished.  False: the request waits for the disk; the caller keeps
+/* True: there is a reply, to be finished.  False: the request waits for a tier; the caller keeps
  * it, takes no other from this peer, and comes again with it after kv_service_work(), until there
  * is a reply. */
 bool kv_service_handle(struct kv_service *s, struct kv_peer *peer,
@@ -114,8 +124,8 @@ void kv_reply_finish(struct kv_reply *r);
 void kv_service_forget(struct kv_service *s, struct kv_peer *peer);
 /* Ends grants past their deadline. */
 void kv_service_expire(struct kv_service *s, struct kv_peer *peer, int64_t now_us);
-/* A bounded piece of background work, to be done whenever disk.event_fd is readable and after
- * requests; true while there is more to do at once. */
+/* A bounded piece of background work, to be done whenever disk.event_fd or remote.event_fd is
+ * readable and after requests; true while there is more to do at once. */
 bool kv_service_work(struct kv_service *s);
 
 #endif

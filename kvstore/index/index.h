@@ -104,6 +104,8 @@ struct kv_node {
     uint16_t queued : 1;      /* waits to be written; survives the node, as its place does */
     uint16_t loading : 2, writing : 2;              /* I/O of its parts under way, a bit each */
     uint16_t main : 1, queued_before : 1, uses : 2; /* of S3-FIFO */
+    uint16_t remote : 2, sending : 2; /* parts that a remote tier has, or is being given */
+    uint16_t pulled : 1;              /* came from a remote tier and was not read twice */
 };
 _Static_assert(sizeof(struct kv_node) == 88, "a unit costs less than 100 bytes");
 
@@ -235,6 +237,12 @@ static inline struct kv_root *kv_root_of(const struct kv_index *ix, const struct
     return ix->roots[n->root];
 }
 
+/* Of one object, without padding. */
+static inline uint32_t kv_root_bytes(const struct kv_root *r, enum kv_part part)
+{
+    return part == KV_BLOCK ? r->geometry.block_bytes : r->geometry.state_bytes;
+}
+
 static inline bool kv_object_exists(const struct kv_object *o)
 {
     return o->at[KV_MEMORY] || o->at[KV_DISK];
@@ -243,6 +251,12 @@ static inline bool kv_object_exists(const struct kv_object *o)
 static inline bool kv_node_is_boundary(const struct kv_index *ix, const struct kv_node *n)
 {
     return kv_object_exists(&n->parts[KV_STATE]) || !kv_root_of(ix, n)->geometry.state_bytes;
+}
+
+/* A later state of its one continuation has replaced its own. */
+static inline bool kv_node_is_superseded(const struct kv_index *ix, const struct kv_node *n)
+{
+    return n->child && !kv_at(ix, n->child)->next;
 }
 
 /* Something of it is in memory; nothing of it is in memory alone. */

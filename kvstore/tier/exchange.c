@@ -56,17 +56,12 @@ static void begin(struct kv_exchange *x, enum kv_io_kind kind, struct kv_node *n
 
 /* ---- out ---- */
 
-static bool is_superseded(const struct kv_index *ix, const struct kv_node *n)
-{
-    return n->child && !kv_at(ix, n->child)->next;
-}
-
 static bool wants_storing(const struct kv_index *ix, const struct kv_node *n, enum kv_part part)
 {
     const struct kv_object *o = &n->parts[part];
 
     return o->at[KV_MEMORY] && !o->at[KV_DISK] && !(n->writing & 1u << part) &&
-           !(part == KV_STATE && is_superseded(ix, n));
+           !(part == KV_STATE && kv_node_is_superseded(ix, n));
 }
 
 /* False when there is no room for it on disk. */

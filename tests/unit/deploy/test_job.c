@@ -84,6 +84,8 @@ Test(job, bad_files_are_refused_with_file_line_and_field)
         {"  train_prefix: a/", "  train_prefix: a/\n  file: none.pb", "none.pb does not exist"},
         {"  steps: 30", "  group_size: 8", "train.steps is missing"},
         {"  steps: 30", "  steps: 30\n  min_groups: 99", "train.min_groups must not exceed"},
+        {"name: test", "name: test\nkvstore:\n  remote: http://x", "kvstore.remote is redis://"},
+        {"name: test", "name: test\nkvstore:\n  remote: s3://bucket", "kvstore.remote_credentials"},
         {"2MiB", "2MiB\n  page_tokens: 24", "page_tokens must be a multiple"},
     };
 

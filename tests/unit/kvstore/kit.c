@@ -10,7 +10,9 @@
 #include <sys/stat.h>
 #include <sys/wait.h>
 
+#include "kvstore/client/link.h"
 #include "longhaul/job/v1/job.pb-c.h"
+#include "longhaul/kv/v1/kv.pb-c.h"
 #include "proto/clock.h"
 #include "proto/file.h"
 #include "proto/ipc.h"
@@ -18,18 +20,17 @@
 
 extern char **environ;
 
-static void write_job(const char *dir, uint64_t memory, uint64_t inflight, uint64_t disk)
+typedef Longhaul__Job__V1__KvStore KvStore;
+static const KvStore NOTHING = LONGHAUL__JOB__V1__KV_STORE__INIT;
+
+static void write_job(const char *dir, KvStore *kv)
 {
     Longhaul__Job__V1__Job job = LONGHAUL__JOB__V1__JOB__INIT;
-    Longhaul__Job__V1__KvStore kv = LONGHAUL__JOB__V1__KV_STORE__INIT;
     lh_autofree char *path = lh_format("%s/job.pb", dir);
     size_t len;
 
-    kv.memory_bytes = memory;
-    kv.max_inflight_bytes = inflight;
-    kv.disk_bytes = disk;
     job.format = 1;
-    job.kvstore = &kv;
+    job.kvstore = kv;
     lh_autofree uint8_t *data = lh_pack(&job.base, &len, NULL);
     cr_assert(eq(int, lh_write_file(path, data, len, 0600, NULL), 0));
 }
@@ -45,23 +46,59 @@ void daemon_restart(struct daemon *d)
     close(fd);
 }
 
-static void start(struct daemon *d, uint64_t memory, uint64_t inflight, uint64_t disk)
+static void start(struct daemon *d, KvStore kv)
 {
     strcpy(d->dir, "/tmp/kvstore-test-XXXXXX");
     cr_assert(mkdtemp(d->dir) != NULL);
     snprintf(d->socket, sizeof d->socket, "%s/run/kv.sock", d->dir);
-    write_job(d->dir, memory, inflight, disk);
+    write_job(d->dir, &kv);
     daemon_restart(d);
 }
 
 void daemon_start(struct daemon *d, uint64_t memory, uint64_t inflight)
 {
-    start(d, memory, inflight, 0);
+    KvStore kv = NOTHING;
+
+    kv.memory_bytes = memory;
+    kv.max_inflight_bytes = inflight;
+    start(d, kv);
 }
 
 void daemon_start_on_disk(struct daemon *d, uint64_t memory, uint64_t disk)
 {
-    start(d, memory, 64 << 20, disk);
+    daemon_start_remote(d, memory, disk, "", "");
+}
+
+void daemon_start_remote(struct daemon *d, uint64_t memory, uint64_t disk, const char *remote,
+                         const char *credentials)
+{
+    KvStore kv = NOTHING;
+
+    kv.memory_bytes = memory;
+    kv.max_inflight_bytes = 64 << 20;
+    kv.disk_bytes = disk;
+    kv.remote = (char *)remote;
+    kv.remote_credentials = (char *)credentials;
+    start(d, kv);
+}
+
+Longhaul__Kv__V1__StatReply stat_of(const struct daemon *d)
+{
+    Longhaul__Kv__V1__StatRequest stat = LONGHAUL__KV__V1__STAT_REQUEST__INIT;
+    Longhaul__Kv__V1__Request q = LONGHAUL__KV__V1__REQUEST__INIT;
+    struct lh_error e = {0};
+    struct kv_link l;
+
+    q.body_case = LONGHAUL__KV__V1__REQUEST__BODY_STAT;
+    q.stat = &stat;
+    cr_assert(eq(int, kv_link_open(&l, d->socket, "stat", lh_now_ms() + 5000, &e), 0), "%s",
+              e.message);
+    lh_automsg(Longhaul__Kv__V1__Reply) r = kv_link_call(&l, &q, lh_now_ms() + 5000, &e);
+    cr_assert(r != NULL, "%s", e.message);
+    kv_link_close(&l);
+    Longhaul__Kv__V1__StatReply s = *r->stat;
+    s.disk_path = s.remote = s.remote_trouble = NULL; /* they go with the message */
+    return s;
 }
 
 static int reap(struct daemon *d)

@@ -9,6 +9,7 @@
 #include <sys/types.h>
 
 #include "kvstore/client.h"
+#include "longhaul/kv/v1/kv.pb-c.h"
 
 enum { UNIT = 16, BLOCK = 1000, STATE = 5000, MEMORY = 1 << 20 };
 
@@ -21,6 +22,11 @@ struct daemon {
 void daemon_start(struct daemon *d, uint64_t memory, uint64_t inflight);
 /* The same with a disk tier in the file kv.disk of its directory. */
 void daemon_start_on_disk(struct daemon *d, uint64_t memory, uint64_t disk);
+/* With a remote tier; disk 0 = none. */
+void daemon_start_remote(struct daemon *d, uint64_t memory, uint64_t disk, const char *remote,
+                         const char *credentials);
+/* Its numbers. */
+Longhaul__Kv__V1__StatReply stat_of(const struct daemon *d);
 void daemon_kill(struct daemon *d);    /* SIGKILL, reaped */
 void daemon_restart(struct daemon *d); /* after daemon_kill() */
 void daemon_stop(struct daemon *d);    /* SIGTERM, must exit 0; removes the directory */

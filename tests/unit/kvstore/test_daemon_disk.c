@@ -25,32 +25,6 @@ enum { DISK = 16 << 20, UNITS = 20, SEQUENCES = 24, KILLS = 20 };
 
 typedef Longhaul__Kv__V1__StatReply Stat;
 
-static Longhaul__Kv__V1__Reply *ask(const struct daemon *d)
-{
-    Longhaul__Kv__V1__StatRequest stat = LONGHAUL__KV__V1__STAT_REQUEST__INIT;
-    Longhaul__Kv__V1__Request q = LONGHAUL__KV__V1__REQUEST__INIT;
-    struct lh_error e = {0};
-    struct kv_link l;
-
-    q.body_case = LONGHAUL__KV__V1__REQUEST__BODY_STAT;
-    q.stat = &stat;
-    cr_assert(eq(int, kv_link_open(&l, d->socket, "stat", lh_now_ms() + 5000, &e), 0), "%s",
-              e.message);
-    Longhaul__Kv__V1__Reply *r = kv_link_call(&l, &q, lh_now_ms() + 5000, &e);
-    cr_assert(r != NULL, "%s", e.message);
-    kv_link_close(&l);
-    return r;
-}
-
-static Stat stat_of(const struct daemon *d)
-{
-    Longhaul__Kv__V1__Reply *r = ask(d);
-    Stat s = *r->stat;
-
-    lh_message_free(&r->base);
-    return s;
-}
-
 /* 6 MiB of content through 1 MiB of memory, slowly enough for all of it to be written. */
 static void fill(const struct daemon *d, struct kv_client *c)
 {
