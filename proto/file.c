@@ -37,6 +37,34 @@ static int read_exactly(int fd, char *buf, size_t len, size_t *got)
     return 0;
 }
 
+/* Files of /proc say that they have no bytes: they are read to their end, `max` at most. */
+static char *read_unsized(int fd, const char *path, size_t max, size_t *len, struct lh_error *err)
+{
+    lh_autofree char *buf = NULL;
+    size_t room = 0, got = 0, n;
+
+    do {
+        room = room ? 2 * room : 4096;
+        room = room < max ? room : max;
+        char *more = realloc(buf, room + 2); /* one to see that there is more, one for the NUL */
+        if (!more)
+            return lh_fail_errno(err, ENOMEM, "reading %s", path), NULL;
+        buf = more;
+        int r = read_exactly(fd, buf + got, room + 1 - got, &n);
+        if (r < 0)
+            return lh_fail_errno(err, -r, "reading %s", path), NULL;
+        got += n;
+        if (got > max)
+            return lh_fail(err, LH_RESOURCE_EXHAUSTED, "%s has more bytes than the limit of %zu",
+                           path, max),
+                   NULL;
+    } while (got > room);
+    buf[got] = 0;
+    if (len)
+        *len = got;
+    return lh_steal(&buf);
+}
+
 char *lh_read_file(const char *path, size_t max, size_t *len, struct lh_error *err)
 {
     lh_autoclose int fd = open(path, O_RDONLY | O_CLOEXEC);
@@ -51,6 +79,8 @@ char *lh_read_file(const char *path, size_t max, size_t *len, struct lh_error *e
                 (long long)st.st_size, max);
         return NULL;
     }
+    if (!st.st_size)
+        return read_unsized(fd, path, max, len, err);
     lh_autofree char *buf = malloc((size_t)st.st_size + 1);
     if (!buf)
         return lh_fail_errno(err, ENOMEM, "reading %s", path), NULL;

@@ -159,6 +159,21 @@ Test(file, write_is_atomic_and_read_is_bounded)
     cr_assert(eq(int, lh_remove_tree(dir, &e), 0), "absent is fine");
 }
 
+Test(file, what_says_that_it_is_empty_is_read_to_its_end)
+{
+    struct lh_error e = {0};
+    size_t len = 0;
+    lh_autofree char *boot = lh_read_file("/proc/sys/kernel/random/boot_id", 64, &len, &e);
+    lh_autofree char *cpu = lh_read_file("/proc/cpuinfo", 64 << 20, &len, &e);
+
+    cr_assert(boot && cpu, "%s", e.message);
+    cr_expect(eq(sz, strlen(boot), 37));
+    cr_expect(eq(sz, strlen(cpu), len));
+    cr_expect(gt(sz, len, 40));
+    cr_expect(lh_read_file("/proc/cpuinfo", 40, &len, &e) == NULL);
+    cr_expect(eq(int, e.code, LH_RESOURCE_EXHAUSTED));
+}
+
 Test(file, remove_tree_does_not_follow_links)
 {
     char dir[] = "/tmp/lh-base-XXXXXX", keep[] = "/tmp/lh-keep-XXXXXX";
