@@ -14,12 +14,17 @@ enum { IMPORT_MS = 3600000, CALL_MS = 60000 };
 struct words {
     char *word[2];
     int n, needed;
+    char *warm_up;
 };
 
 static error_t parse_words(int key, char *arg, struct argp_state *state)
 {
     struct words *w = state->input;
 
+    if (key == 'w') {
+        w->warm_up = arg;
+        return 0;
+    }
     if (key == ARGP_KEY_ARG && w->n < w->needed) {
         w->word[w->n++] = arg;
         return 0;
@@ -29,9 +34,17 @@ static error_t parse_words(int key, char *arg, struct argp_state *state)
     return key == ARGP_KEY_END ? 0 : ARGP_ERR_UNKNOWN;
 }
 
+#define WARM_UP                                                                                    \
+    {                                                                                              \
+        "warm-up", 'w', "COMMAND", 0,                                                              \
+            "Run by /bin/sh once; sandboxes start with what it leaves running", 0                  \
+    }
+
 int image_import(struct cli *cli, int argc, char **argv, struct lh_error *err)
 {
+    static const struct argp_option options[] = {WARM_UP, {0}};
     static const struct argp argp = {
+        .options = options,
         .parser = parse_words,
         .args_doc = "NAME PATH",
         .doc = "Imports as image NAME: a root file system (directory or tar), an OCI image layout "
@@ -49,6 +62,8 @@ int image_import(struct cli *cli, int argc, char **argv, struct lh_error *err)
         return lh_fail_errno(err, errno, "cannot read %s", w.word[1]);
     req.name = w.word[0];
     req.path = path;
+    if (w.warm_up)
+        req.warm_up = w.warm_up;
     lh_automsg(Longhaul__Sandbox__V1__ImageInfo) info = NULL;
     r = cli_call(cli, "ImportImage", &req.base, &longhaul__sandbox__v1__image_info__descriptor,
                  IMPORT_MS, (ProtobufCMessage **)&info, err);
@@ -60,7 +75,7 @@ int image_import(struct cli *cli, int argc, char **argv, struct lh_error *err)
 int image_ls(struct cli *cli, int argc, char **argv, struct lh_error *err)
 {
     static const struct argp argp = {.parser = parse_words, .doc = "Lists the images."};
-    static const char *const columns[] = {"name", "bytes", "digest", "created_ms", NULL};
+    static const char *const columns[] = {"name", "bytes", "digest", "created_ms", "warm_up", NULL};
     struct words w = {0};
     Longhaul__Sandbox__V1__Empty req = LONGHAUL__SANDBOX__V1__EMPTY__INIT;
     lh_automsg(Longhaul__Sandbox__V1__ListImagesReply) list = NULL;
@@ -77,9 +92,10 @@ int image_ls(struct cli *cli, int argc, char **argv, struct lh_error *err)
     for (size_t i = 0; i < list->n_images; i++) {
         const Longhaul__Sandbox__V1__ImageInfo *image = list->images[i];
 
-        json_array_append_new(rows, json_pack("{s:s, s:I, s:s, s:I}", "name", image->name, "bytes",
-                                              (json_int_t)image->bytes, "digest", image->digest,
-                                              "created_ms", (json_int_t)image->created_ms));
+        json_array_append_new(
+            rows, json_pack("{s:s, s:I, s:s, s:I, s:s}", "name", image->name, "bytes",
+                            (json_int_t)image->bytes, "digest", image->digest, "created_ms",
+                            (json_int_t)image->created_ms, "warm_up", image->warm_up));
     }
     return cli_print(cli, rows, columns, err);
 }
@@ -107,7 +123,7 @@ int image_rm(struct cli *cli, int argc, char **argv, struct lh_error *err)
 
 struct building {
     Longhaul__Sandbox__V1__BuildImageRequest req;
-    char *name, *directory, *from;
+    char *name, *directory, *from, *warm_up;
     char **commands;
     int n_commands;
     bool no_cache;
@@ -123,6 +139,9 @@ static error_t parse_build(int key, char *arg, struct argp_state *state)
         return 0;
     case 'n':
         b->no_cache = true;
+        return 0;
+    case 'w':
+        b->warm_up = arg;
         return 0;
     case ARGP_KEY_ARG:
         if (!b->name) {
@@ -183,6 +202,7 @@ int image_build(struct cli *cli, int argc, char **argv, struct lh_error *err)
     static const struct argp_option options[] = {
         {"from", 'f', "IMAGE", 0, "Run commands on this image instead of a Dockerfile", 0},
         {"no-cache", 'n', NULL, 0, "Run the steps even if the same were run before", 0},
+        WARM_UP,
         {0},
     };
     static const struct argp argp = {
@@ -202,6 +222,8 @@ int image_build(struct cli *cli, int argc, char **argv, struct lh_error *err)
     if (!req)
         return err->code;
     req->no_cache = b.no_cache;
+    if (b.warm_up && !(req->warm_up = strdup(b.warm_up)))
+        return lh_fail_errno(err, ENOMEM, "a build");
     lh_automsg(Longhaul__Sandbox__V1__ImageInfo) info = NULL;
     r = cli_call(cli, "BuildImage", &req->base, &longhaul__sandbox__v1__image_info__descriptor,
                  IMPORT_MS, (ProtobufCMessage **)&info, err);

@@ -13,7 +13,7 @@ struct args {
     char *argv[2];
     const char *retain, *key, *owner, *engine;
     uint32_t grace_ms;
-    bool content;
+    bool content, files_only;
 };
 
 enum {
@@ -22,6 +22,7 @@ enum {
     OPT_OWNER,
     OPT_GRACE,
     OPT_CONTENT,
+    OPT_FILES_ONLY,
     OPT_ENGINE,
     READ_ALL_MS = 3600000, /* a call that reads the whole store */
 };
@@ -50,6 +51,9 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         return 0;
     case OPT_CONTENT:
         a->content = true;
+        return 0;
+    case OPT_FILES_ONLY:
+        a->files_only = true;
         return 0;
     case ARGP_KEY_ARG:
         if (a->n == a->max)
@@ -218,6 +222,7 @@ static int snapshot_import(struct cli *cli, int argc, char **argv, struct lh_err
     static const struct argp_option options[] = {
         {"retain", OPT_RETAIN, "OWNER", 0,
          "Keep it under this name; without, gc may take it after 10 minutes", 0},
+        {"files-only", OPT_FILES_ONLY, NULL, 0, "Leave its processes where they are", 0},
         {0}};
     const struct argp argp = {options,
                               parse,
@@ -237,6 +242,7 @@ static int snapshot_import(struct cli *cli, int argc, char **argv, struct lh_err
     if (!where)
         return LH_RESOURCE_EXHAUSTED;
     req.location = where;
+    req.files_only = a.files_only;
     if (a.n == 2)
         req.digest = a.argv[1];
     if (a.retain)

@@ -167,6 +167,11 @@ void daemon_close(struct daemon *d)
     free(d);
 }
 
+void daemon_limit_store(struct daemon *d, uint64_t bytes)
+{
+    d->store_limit = bytes;
+}
+
 int daemon_remove_all(struct daemon *d, struct lh_error *err)
 {
     struct sandbox **list;

@@ -18,6 +18,9 @@ struct daemon *daemon_open(const char *state_dir, const struct daemon_hooks *hoo
 void daemon_close(struct daemon *d);
 LH_DEFINE_AUTO(daemon, daemon_close)
 
+/* Of what snapshots hold, 0 = none; before anything is served. */
+void daemon_limit_store(struct daemon *d, uint64_t bytes);
+
 int daemon_remove_all(struct daemon *d, struct lh_error *err);
 
 #endif

@@ -88,15 +88,6 @@ static int from_image(struct daemon *d, struct sandbox *s, const char *name, str
     return set_string(&s->image_path, image.path, err);
 }
 
-/* An image whose warm-up was kept as a zygote is started from there (snapshot/images.c). */
-static int from_zygote(struct daemon *d, struct sandbox *s, struct lh_error *err)
-{
-    char zygote[LH_ID_SIZE] = "";
-    int r = engines_have_criu(d) ? zygote_of(d, s->image, s->image_id, zygote, err) : 0;
-
-    return r < 0 || !zygote[0] ? r : set_string(&s->snapshot, zygote, err);
-}
-
 static int from_task(struct daemon *d, struct sandbox *s, const V1(CreateRequest) * req,
                      struct lh_error *err)
 {
@@ -148,7 +139,7 @@ static int from_sandbox(struct sandbox *s, struct sandbox *from, const V1(Create
 }
 
 static int from_source(struct daemon *d, struct sandbox *s, const V1(CreateRequest) * req,
-                       struct lh_error *err)
+                       bool retry, struct lh_error *err)
 {
     const Longhaul__Task__V1__Limits none = LONGHAUL__TASK__V1__LIMITS__INIT;
     int r;
@@ -159,7 +150,7 @@ static int from_source(struct daemon *d, struct sandbox *s, const V1(CreateReque
         r = merge_limits(&s->limits, req->limits, &none, err);
         if (r == 0)
             r = from_image(d, s, req->image, err);
-        return r < 0 || req->files_only ? r : from_zygote(d, s, err);
+        return r < 0 || req->files_only ? r : zygote_choose(d, s, retry, err);
     case SOURCE(SNAPSHOT):
         return from_snapshot(d, s, req, err);
     case SOURCE(TASK):
@@ -170,7 +161,7 @@ static int from_source(struct daemon *d, struct sandbox *s, const V1(CreateReque
 }
 
 static int describe(struct daemon *d, struct sandbox *s, const V1(CreateRequest) * req,
-                    const struct daemon_create_options *o, struct lh_error *err)
+                    const struct daemon_create_options *o, bool retry, struct lh_error *err)
 {
     int r = check_name(req->name, err);
 
@@ -190,7 +181,7 @@ static int describe(struct daemon *d, struct sandbox *s, const V1(CreateRequest)
         (r = set_string(&s->snapshot, "", err)) < 0 || (r = set_string(&s->task, "", err)) < 0 ||
         (r = set_string(&s->top_layer, o ? o->top_layer : "", err)) < 0)
         return r;
-    r = o && o->over ? from_sandbox(s, o->over, req, err) : from_source(d, s, req, err);
+    r = o && o->over ? from_sandbox(s, o->over, req, err) : from_source(d, s, req, retry, err);
     return r < 0 ? r : network_describe(s, req->rules, err);
 }
 
@@ -238,12 +229,18 @@ static int bring_up(struct daemon *d, struct sandbox *s, bool files_only, int64_
 
     if (r == 0)
         r = sandbox_start_box(d, s, images, err);
+    if (r == 0 && s->warm) {
+        zygote_count(d, s, WARM_RESTORED);
+        s->warm = false; /* what fails now is not its */
+    }
     if (r == 0)
         r = monitor_add(d, s, err);
     if (r == 0)
         r = network_open(d, s, err);
     if (r == 0 && s->task[0] && !s->snapshot[0] && !s->over)
         r = d->hooks->task_setup(d, s->task, s->id, deadline_ms, err);
+    if (r == 0 && s->cold)
+        r = zygote_run(d, s, err);
     if (r == 0 && s->state == SB_DEAD)
         r = lh_fail(err, LH_ABORTED, "it died while it was set up");
     if (r < 0)
@@ -296,8 +293,9 @@ static int join(struct daemon *d, const V1(CreateRequest) * req, const char *kin
                    req->idempotency_key, first);
 }
 
+/* *retry: go on without the zygote of the image; and whether that should be done. */
 static int create_new(struct daemon *d, const V1(CreateRequest) * req, const char *kind,
-                      const struct daemon_create_options *o, int64_t deadline_ms,
+                      const struct daemon_create_options *o, bool *retry, int64_t deadline_ms,
                       char id[LH_ID_SIZE], struct lh_error *err)
 {
     const char *key = req->idempotency_key[0] ? req->idempotency_key : NULL;
@@ -307,7 +305,8 @@ static int create_new(struct daemon *d, const V1(CreateRequest) * req, const cha
     if (!s)
         return LH_RESOURCE_EXHAUSTED;
     s->refs++; /* ours, besides the table's */
-    r = describe(d, s, req, o, err);
+    r = describe(d, s, req, o, *retry, err);
+    *retry = false;
     if (r == 0)
         r = registry_insert(d, s, kind, key, s->snapshot[0] ? s->snapshot : NULL, err);
     if (r < 0) {
@@ -321,9 +320,12 @@ static int create_new(struct daemon *d, const V1(CreateRequest) * req, const cha
     if (r < 0) {
         struct lh_error undo = {0};
         s->over = NULL; /* the caller's again */
+        *retry = s->warm;
         s->unmade = sandbox_destroy_held(d, s, true, &undo) < 0;
         if (s->unmade)
             lh_warn("create not undone", "sandbox=%s why=%s", s->id, undo.message);
+        if (s->warm)
+            lh_warn("zygote not restored", "image=%s why=%s", s->image, err->message);
     } else {
         memcpy(id, s->id, LH_ID_SIZE);
     }
@@ -346,7 +348,10 @@ int daemon_create(struct daemon *d, const V1(CreateRequest) * req,
             r = join(d, req, kind, first, deadline_ms, id, err);
         if (r < 0 || (first[0] && id[0]))
             return r;
-        r = create_new(d, req, kind, o, deadline_ms, id, err);
+        bool retry = false;
+        r = create_new(d, req, kind, o, &retry, deadline_ms, id, err);
+        if (retry)
+            r = create_new(d, req, kind, o, &retry, deadline_ms, id, err);
         /* Two creates under one key at the same time: the second insert finds the key taken. */
     } while (r == LH_ALREADY_EXISTS && key[0] &&
              registry_find_key(d, kind, key, first, NULL) == 0 && first[0] &&

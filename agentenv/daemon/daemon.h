@@ -81,6 +81,12 @@ int daemon_make_dir(struct daemon *d, const char *id, const char *path, struct l
 char *daemon_get_file(struct daemon *d, const char *id, const char *path, size_t max, size_t *len,
                       struct lh_error *err);
 
+/* Makes the zygote of an image that names a warm-up, where an engine for processes is offered;
+ * fails as the command does. */
+int daemon_warm_up(struct daemon *d, const char *image, struct lh_error *err);
+/* Drops zygotes of images that are no more. */
+void zygotes_sweep(struct daemon *d);
+
 /* ---- what agentenv/task plugs in ------------------------------------------------------------ */
 
 /* An image's root file system never changes while a row of sandboxes or snapshots names image_id;
@@ -117,6 +123,9 @@ struct daemon_hooks {
     /* The image with this digest, whatever its name; NOT_FOUND says how to get it. */
     int (*image_by_digest)(struct daemon *d, const char *digest, struct daemon_image *out,
                            struct lh_error *err);
+    /* How an image's processes run; free with lh_message_free(). */
+    Longhaul__Sandbox__V1__ImageInfo *(*image_info)(struct daemon *d, const char *id,
+                                                    struct lh_error *err);
     /* Digest of the image that a snapshot stands on; the caller frees. */
     char *(*image_digest)(struct daemon *d, const char *snapshot, struct lh_error *err);
     int (*task_find)(struct daemon *d, const char *name, struct daemon_task *out,

@@ -28,6 +28,8 @@ enum {
 #define SB_ANY       (~0u)
 
 enum { DEATH_CAUSES = LONGHAUL__SANDBOX__V1__DEATH_CAUSE__DEATH_ERROR + 1 };
+/* How sandboxes of images with a warm-up were started. */
+enum warm_start { WARM_RESTORED, COLD_NO_ENGINE, COLD_NOT_MADE, COLD_FAILED, WARM_STARTS };
 enum { WAIT_DEFAULT_MS = 60000 }; /* for an operation whose caller gave no deadline */
 
 /* One sandbox that exists, dead ones included.  Strings are set before it enters the table and
@@ -39,6 +41,8 @@ struct sandbox {
     int64_t created_ms;
     int64_t ttl_at_ms; /* lh_now_ms(); INT64_MAX = never */
     bool transient;
+    bool warm;       /* starts from its image's zygote */
+    bool cold;       /* has none, so that its image's warm-up is run in it */
     bool has_policy; /* that was asked for; for its creation */
     V1(Policy) policy;
     int64_t used_ms;  /* lh_now_ms() when the last call ended */
@@ -87,6 +91,7 @@ struct daemon {
     struct gate *gate;
     struct metrics *metrics; /* NULL before anything is served */
     atomic_ullong deaths[DEATH_CAUSES];
+    atomic_ullong warm_starts[WARM_STARTS];
     const struct daemon_hooks *hooks;
     struct rpc_method methods[64]; /* of the service; lives as long as the server */
 
@@ -97,9 +102,11 @@ struct daemon {
     struct sandbox *buckets[BUCKETS];
     struct watcher *watchers;
     unsigned readers; /* of images, which stay where they are meanwhile (snapshot/sharing.c) */
-    bool sharing;      /* a round of it goes on */
+    bool making_zygote;
+    bool sharing; /* a round of it goes on */
 
     int epoll_fd, stop_fd;
+    uint64_t store_limit;      /* bytes (snapshot/quota.c); 0 = none */
     struct contents *contents; /* snapshot/contents.c */
     struct engines *engines;   /* engines.c */
     pthread_t monitor;
@@ -267,6 +274,17 @@ int daemon_set_frozen(struct daemon *d, const V1(SandboxAttempt) * req, bool fro
 int set_frozen_held(struct daemon *d, struct sandbox *s, bool frozen, struct lh_error *err);
 /* Ends a sandbox whose time is over. */
 int daemon_expire(struct daemon *d, const char *id, struct lh_error *err);
+
+/* ---- zygote.c: images that are warm already ---- */
+
+/* Of a sandbox being described: its snapshot becomes the zygote of its image, which is made if
+ * there is none, or s->cold is set; nothing for an image without a warm-up.  `retry`: after a
+ * restore that failed. */
+int zygote_choose(struct daemon *d, struct sandbox *s, bool retry, struct lh_error *err);
+/* Runs the warm-up in a cold one. */
+int zygote_run(struct daemon *d, const struct sandbox *s, struct lh_error *err);
+/* Counts: it was restored, or was not. */
+void zygote_count(struct daemon *d, const struct sandbox *s, int result);
 
 /* ---- engines.c: which engines are offered ---- */
 

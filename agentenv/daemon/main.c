@@ -7,6 +7,7 @@
 #include <sys/resource.h>
 #include <xxhash.h>
 
+#include "agentenv/cli/cli.h"
 #include "agentenv/daemon/access.h"
 #include "agentenv/daemon/core.h"
 #include "agentenv/daemon/metrics.h"
@@ -17,12 +18,21 @@
 
 LH_LOG_COMPONENT("agentenvd");
 
-enum { GRACE_MS = 3000, OPT_REMOVE = 256, OPT_CERT, OPT_KEY, OPT_METRICS, PEM_MAX = 1 << 20 };
+enum {
+    GRACE_MS = 3000,
+    OPT_REMOVE = 256,
+    OPT_CERT,
+    OPT_KEY,
+    OPT_METRICS,
+    OPT_STORE,
+    PEM_MAX = 1 << 20
+};
 
 const char *argp_program_version = "agentenvd " LONGHAUL_VERSION;
 
 struct options {
     const char *state, *socket, *cgroup, *listen, *tls_cert, *tls_key, *metrics;
+    uint64_t store_limit;
     bool remove_on_exit;
 };
 
@@ -35,6 +45,8 @@ static const struct argp_option option_table[] = {
     {"tls-key", OPT_KEY, "FILE", 0, "PEM: its private key", 0},
     {"metrics", OPT_METRICS, "IPV4:PORT", 0, "Serve Prometheus' metrics there by HTTP, to anybody",
      0},
+    {"store-limit", OPT_STORE, "SIZE", 0,
+     "Refuse snapshots when those there are hold so much on disk; default: no limit", 0},
     {"remove-on-exit", OPT_REMOVE, 0, 0, "Remove every sandbox on SIGTERM; default: they run on",
      0},
     {0},
@@ -65,6 +77,9 @@ static error_t parse_option(int key, char *arg, struct argp_state *state)
         return 0;
     case OPT_METRICS:
         o->metrics = arg;
+        return 0;
+    case OPT_STORE:
+        o->store_limit = cli_size(state, "--store-limit", arg);
         return 0;
     case OPT_REMOVE:
         o->remove_on_exit = true;
@@ -129,6 +144,7 @@ static int serve(const struct options *o, const char *cgroup, struct box_host *h
     lh_auto(daemon) d = daemon_open(o->state, &task_hooks, host, err);
     if (!d)
         return lh_wrap(err, "starting");
+    daemon_limit_store(d, o->store_limit);
     lh_auto(metrics) metrics = metrics_create(d, o->metrics, err);
     lh_auto(access) access = metrics ? access_create(d, err) : NULL;
     if (!access)

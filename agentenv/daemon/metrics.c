@@ -11,6 +11,7 @@
 
 #include "agentenv/daemon/internal.h"
 #include "agentenv/network/gate.h"
+#include "agentenv/snapshot/snapshot.h"
 #include "proto/file.h"
 #include "proto/log.h"
 
@@ -99,6 +100,16 @@ static void write_deaths(struct metrics *m, FILE *f, const char *name)
         fprintf(f, "%s{cause=\"%s\"} %llu\n", name, causes[i], (unsigned long long)m->d->deaths[i]);
 }
 
+static void write_warm_starts(struct metrics *m, FILE *f, const char *name)
+{
+    static const char *const results[WARM_STARTS] = {"restored", "cold_no_engine", "cold_not_made",
+                                                     "cold_restore_failed"};
+
+    for (int i = 0; i < WARM_STARTS; i++)
+        fprintf(f, "%s{result=\"%s\"} %llu\n", name, results[i],
+                (unsigned long long)m->d->warm_starts[i]);
+}
+
 static void write_rows(struct metrics *m, FILE *f, const char *name, const char *sql)
 {
     int64_t n = 0;
@@ -120,6 +131,19 @@ static void write_layers(struct metrics *m, FILE *f, const char *name)
 static void write_layer_bytes(struct metrics *m, FILE *f, const char *name)
 {
     write_rows(m, f, name, "SELECT coalesce(sum(bytes), 0) FROM layers");
+}
+
+static void write_store_bytes(struct metrics *m, FILE *f, const char *name)
+{
+    uint64_t bytes;
+
+    if (quota_used(m->d, &bytes, NULL) == 0)
+        fprintf(f, "%s %" PRIu64 "\n", name, bytes);
+}
+
+static void write_store_limit(struct metrics *m, FILE *f, const char *name)
+{
+    fprintf(f, "%s %" PRIu64 "\n", name, m->d->store_limit);
 }
 
 static void write_connections(struct metrics *m, FILE *f, const char *name)
@@ -167,9 +191,12 @@ static const struct family {
     {"agentenv_call_seconds_total", "counter", "Time that calls took", write_seconds},
     {"agentenv_sandboxes", "gauge", "Sandboxes by state", write_states},
     {"agentenv_deaths_total", "counter", "Sandboxes that died", write_deaths},
+    {"agentenv_warm_starts_total", "counter", "Starts of images with a warm-up", write_warm_starts},
     {"agentenv_snapshots", "gauge", "Snapshots kept", write_snapshots},
     {"agentenv_layers", "gauge", "Layers on disk", write_layers},
     {"agentenv_layer_bytes", "gauge", "Bytes of all layers", write_layer_bytes},
+    {"agentenv_store_bytes", "gauge", "What snapshots hold on disk", write_store_bytes},
+    {"agentenv_store_limit_bytes", "gauge", "Its limit; 0 = none", write_store_limit},
     {"agentenv_connections_total", "counter", "Connections at the gate", write_connections},
     {"agentenv_connection_bytes_total", "counter", "Bytes carried", write_gate_bytes},
     {"process_resident_memory_bytes", "gauge", "Of agentenvd", write_memory},

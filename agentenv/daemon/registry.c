@@ -6,6 +6,7 @@
  *   policies         what the janitor does with a sandbox (daemon/policy.c); goes with it
  *   network_rules    what is opened for a sandbox (daemon/network.c); goes with it
  *   layer_contents   addresses of layers by content; goes with the layer (snapshot/contents.c)
+ *   zygotes          what sandboxes of an image start from (daemon/zygote.c)
  *   sharing          snapshots whose pages were compared, or are (snapshot/sharing.c)
  * A layer lives while a row of sandbox_layers or snapshot_layers names it: reference counts that
  * cannot go wrong, because they are not counted. */
@@ -51,6 +52,8 @@ static const char *const schema[] = {
     "CREATE TABLE IF NOT EXISTS policies(sandbox TEXT PRIMARY KEY"
     " REFERENCES sandboxes(id) ON DELETE CASCADE, policy BLOB NOT NULL) WITHOUT ROWID",
     "CREATE TABLE IF NOT EXISTS selftests(fingerprint TEXT PRIMARY KEY) WITHOUT ROWID",
+    "CREATE TABLE IF NOT EXISTS zygotes(image TEXT PRIMARY KEY, snapshot TEXT NOT NULL,"
+    " made_with TEXT NOT NULL, failures INT NOT NULL) WITHOUT ROWID",
     "CREATE TABLE IF NOT EXISTS sharing(snapshot TEXT PRIMARY KEY, done INT NOT NULL)"
     " WITHOUT ROWID",
     "CREATE TABLE IF NOT EXISTS snapshot_layers(snapshot TEXT NOT NULL, pos INT NOT NULL,"

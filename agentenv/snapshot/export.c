@@ -1,10 +1,10 @@
 /* Snapshots leave their store: as one file, or as objects of a store outside.
  *
  * A file is a zstd-compressed tar: manifest.json, its digest, then each layer once below
- * layers/ADDRESS.  A store has manifests/DIGEST.json and layers/ADDRESS.tar.zst, so that what it
- * has already is not sent again; the manifest goes last, and a reader that finds one finds the
- * layers too.  While it goes on the snapshot has an owner "export/ID", and its layers stay where
- * they are. */
+ * layers/ADDRESS, then the images of its processes.  A store has manifests/DIGEST.json,
+ * layers/ADDRESS.tar.zst and processes/ADDRESS.tar.zst, so that what it has already is not sent
+ * again; the manifest goes last, and a reader that finds one finds the rest too.  While it goes on
+ * the snapshot has an owner "export/ID", and its layers stay where they are. */
 #include <archive.h>
 #include <archive_entry.h>
 #include <errno.h>
@@ -16,6 +16,7 @@
 #include "agentenv/snapshot/layertar.h"
 #include "agentenv/snapshot/manifest.h"
 #include "agentenv/snapshot/outside.h"
+#include "agentenv/snapshot/processes.h"
 #include "agentenv/snapshot/snapshot.h"
 #include "proto/clock.h"
 #include "proto/file.h"
@@ -28,6 +29,7 @@ struct exporting {
     struct daemon *d;
     struct rpc_call *call;
     const char *snapshot;
+    int images; /* directory; -1: it has no processes */
     const SnapshotManifest *m;
     const char *text; /* of the manifest */
     char digest[LAYER_ADDRESS_SIZE];
@@ -141,6 +143,8 @@ static int pack_all(struct exporting *x, struct archive *a, struct lh_error *err
         r = pack(x, a, x->m->layers[i], prefix, err);
         x->reply->layers++;
     }
+    if (r == 0 && x->m->processes)
+        r = processes_pack(a, x->images, x->m, err);
     return r == 0 && archive_write_close(a) != ARCHIVE_OK ? archive_failure(a, "an archive", err)
                                                           : r;
 }
@@ -179,27 +183,43 @@ static int to_file(struct exporting *x, const char *path, struct lh_error *err)
 
 /* ---- a store ---- */
 
+/* Packs one thing of the snapshot. */
+typedef int pack_fn(const struct exporting *x, struct archive *a, const char *what,
+                    struct lh_error *err);
+
+static int pack_layer(const struct exporting *x, struct archive *a, const char *address,
+                      struct lh_error *err)
+{
+    return pack(x, a, address, "", err);
+}
+
+static int pack_processes(const struct exporting *x, struct archive *a, const char *what,
+                          struct lh_error *err)
+{
+    (void)what;
+    return processes_pack(a, x->images, x->m, err);
+}
+
 static int push_packed(struct exporting *x, struct blobs *b, const char *name, int fd,
                        struct lh_error *err)
 {
     struct stat st;
-    int r = fstat(fd, &st) < 0 ? lh_fail_errno(err, errno, "%s", name)
-                               : blobs_put(b, name, fd, x->deadline_ms, err);
+    int r = fstat(fd, &st) < 0 || lseek(fd, 0, SEEK_SET) < 0
+                ? lh_fail_errno(err, errno, "%s", name)
+                : blobs_put(b, name, fd, x->deadline_ms, err);
 
-    if (r == 0) {
-        x->reply->layers++;
+    if (r == 0)
         x->reply->bytes += (uint64_t)st.st_size;
-    }
     return r;
 }
 
-static int push_layer(struct exporting *x, struct blobs *b, const char *address,
-                      struct lh_error *err)
+/* One archive, unless the store has it.  1 = it was sent. */
+static int push(struct exporting *x, struct blobs *b, const char *name, pack_fn *fn,
+                const char *what, struct lh_error *err)
 {
-    lh_autofree char *name = outside_layer_name(address);
     bool has = false;
     int r = name ? blobs_has(b, name, x->deadline_ms, &has, err)
-                 : lh_fail_errno(err, ENOMEM, "layer %s", address);
+                 : lh_fail_errno(err, ENOMEM, "an export");
 
     if (r < 0 || has)
         return r;
@@ -207,12 +227,34 @@ static int push_layer(struct exporting *x, struct blobs *b, const char *address,
     auto_archive a = fd < 0 ? NULL : new_archive(fd, err);
     if (!a)
         return LH_INTERNAL;
-    r = pack(x, a, address, "", err);
+    r = fn(x, a, what, err);
     if (r == 0 && archive_write_close(a) != ARCHIVE_OK)
         r = archive_failure(a, name, err);
-    if (r == 0 && lseek(fd, 0, SEEK_SET) < 0)
-        r = lh_fail_errno(err, errno, "%s", name);
-    return r < 0 ? r : push_packed(x, b, name, fd, err);
+    if (r == 0)
+        r = push_packed(x, b, name, fd, err);
+    return r < 0 ? r : 1;
+}
+
+static int push_layer(struct exporting *x, struct blobs *b, const char *address,
+                      struct lh_error *err)
+{
+    lh_autofree char *name = outside_layer_name(address);
+    int r = push(x, b, name, pack_layer, address, err);
+
+    x->reply->layers += r > 0;
+    return r < 0 ? r : 0;
+}
+
+static int push_processes(struct exporting *x, struct blobs *b, struct lh_error *err)
+{
+    char address[LAYER_ADDRESS_SIZE];
+    int r = processes_address(x->m, address, err);
+
+    if (r < 0)
+        return r;
+    lh_autofree char *name = outside_processes_name(address);
+    r = push(x, b, name, pack_processes, NULL, err);
+    return r < 0 ? r : 0;
 }
 
 static int push_manifest(struct exporting *x, struct blobs *b, struct lh_error *err)
@@ -234,14 +276,27 @@ static int to_store(struct exporting *x, const char *location, struct lh_error *
     for (size_t i = 0; r == 0 && i < x->m->n_layers; i++)
         if (!is_repeated(x->m, i))
             r = push_layer(x, b, x->m->layers[i], err);
+    if (r == 0 && x->m->processes)
+        r = push_processes(x, b, err);
     return r < 0 ? r : push_manifest(x, b, err);
 }
 
 /* ---- the rpc ---- */
 
-static int export(struct exporting *x, const char *location, struct lh_error *err)
+/* With the processes, whose directory stays open: their pages may be exchanged meanwhile. */
+static SnapshotManifest *describe(struct exporting *x, struct lh_error *err)
 {
     lh_automsg(SnapshotManifest) m = manifest_make(x->d, x->snapshot, err);
+
+    if (!m || !strcmp(m->engine, "fsonly"))
+        return lh_steal(&m);
+    x->images = images_open(x->d, x->snapshot, err);
+    return x->images >= 0 && processes_describe(x->d, x->images, m, err) == 0 ? lh_steal(&m) : NULL;
+}
+
+static int export(struct exporting *x, const char *location, struct lh_error *err)
+{
+    lh_automsg(SnapshotManifest) m = describe(x, err);
     lh_autofree char *text = m ? manifest_print(m, x->digest, err) : NULL;
 
     if (!text)
@@ -262,6 +317,7 @@ int service_export_snapshot(void *ctx, struct rpc_call *call, const ProtobufCMes
     struct exporting x = {.d = ctx,
                           .call = call,
                           .snapshot = req->snapshot,
+                          .images = -1,
                           .deadline_ms = outside_deadline_ms(call),
                           .reply = out};
     char id[LH_ID_SIZE];
@@ -276,6 +332,7 @@ int service_export_snapshot(void *ctx, struct rpc_call *call, const ProtobufCMes
     if (r < 0)
         return r;
     r = export(&x, req->location, err);
+    images_close(ctx, x.images);
     struct lh_error why = {0};
     if (snapshot_release(ctx, req->snapshot, owner, &why) < 0)
         lh_warn("released at the next start", "snapshot=%s why=%s", req->snapshot, why.message);

@@ -61,6 +61,7 @@ static int drop_old_keys(struct daemon *d, struct lh_error *err)
 
 int snapshot_gc(struct daemon *d, int64_t grace_ms, struct gc_result *done, struct lh_error *err)
 {
+    zygotes_sweep(d);
     int r = drop_expired(d, lh_unix_ms() - grace_ms, done, err);
 
     if (r == 0)

@@ -137,7 +137,9 @@ int snapshot_hibernate(struct daemon *d, struct sandbox *s, struct lh_error *err
     lh_id_new_text(id);
     lh_id_new_text(layer);
     lh_id_new_text(merged);
-    int r = checkpoint_of(d, s->id, before, err);
+    int r = quota_check(d, err);
+    if (r == 0)
+        r = checkpoint_of(d, s->id, before, err);
     if (r == 0)
         r = snapshot_record(d, s, &o, id, layer, merge ? merged : NULL, err);
     if (r < 0)

@@ -161,26 +161,6 @@ int checkpoint_set(struct daemon *d, const char *sandbox, const char *snapshot,
     return r;
 }
 
-/* ---- zygotes ---- */
-
-/* One of an image that was imported again under the name is not meant. */
-int zygote_of(struct daemon *d, const char *image, const char *image_id, char id[LH_ID_SIZE],
-              struct lh_error *err)
-{
-    struct lh_error none = {0};
-    lh_autofree char *found =
-        db_string(d->db, &none,
-                  "SELECT s.id FROM snapshot_owners o JOIN snapshots s ON s.id=o.snapshot WHERE"
-                  " o.owner='zygote/' || ? AND s.image_id=? AND s.ready=1 AND s.engine='criu'"
-                  " ORDER BY s.id DESC LIMIT 1",
-                  "ss", image, image_id);
-
-    id[0] = 0;
-    if (found)
-        snprintf(id, LH_ID_SIZE, "%s", found);
-    return found || none.code == LH_NOT_FOUND ? 0 : lh_fail(err, none.code, "%s", none.message);
-}
-
 /* ---- flushing ---- */
 
 static int flush_one(struct daemon *d, const char *snapshot, struct lh_error *err)

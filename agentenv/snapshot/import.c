@@ -4,7 +4,9 @@
  * against the digest of ours, every name and kind in the archives by layerunpack.c, and every
  * layer, once it lies on disk, against the address that the manifest gives it.  So of all bytes
  * that a sandbox will see later, none was taken on trust in the archive: whoever trusts the digest
- * gets what was exported, or an error.
+ * gets what was exported, or an error.  Processes are another matter, since restoring them takes
+ * privilege: they are believed under our own key only (processes.h), which is asked for before
+ * anything is recorded.
  *
  * Recorded before it is made, like a snapshot of our own (snapshot.c): rows of the snapshot, not
  * ready, and of the layers; then the layers; then the snapshot becomes ready.  A crash in between
@@ -67,6 +69,16 @@ static int find_ours(struct importing *x, struct incoming *l, struct lh_error *e
     return db_run(x->d->db, err, "INSERT INTO layers VALUES(?,0,0,0,?)", "sl", l->id, lh_unix_ms());
 }
 
+static bool wants_processes(const struct importing *x)
+{
+    return x->m->processes && !x->req->files_only;
+}
+
+static const char *engine_of(const struct importing *x)
+{
+    return wants_processes(x) ? "criu" : "fsonly";
+}
+
 static int insert_snapshot(struct importing *x, const struct daemon_image *image,
                            struct lh_error *err)
 {
@@ -81,7 +93,7 @@ static int insert_snapshot(struct importing *x, const struct daemon_image *image
                   "INSERT INTO snapshots(id, ready, durable, parent, sandbox, image, image_id,"
                   " image_path, task, engine, limits, network, created_ms, unowned_ms)"
                   " VALUES(?,0,1,'','',?,?,?,?,?,?,?,?,?)",
-                  "ssssssbill", x->id, image->name, image->id, image->path, m->task, m->engine,
+                  "ssssssbill", x->id, image->name, image->id, image->path, m->task, engine_of(x),
                   limits, len, (int)m->network, m->created_ms, now);
 }
 
@@ -121,7 +133,7 @@ static int record(struct importing *x, struct lh_error *err)
     return db_end(x->d->db, r, err);
 }
 
-static int make_ready(struct importing *x, struct lh_error *err)
+static int make_ready(struct importing *x, uint64_t bytes, struct lh_error *err)
 {
     const char *owner = x->req->retain_owner;
     int r = db_begin(x->d->db, err);
@@ -129,9 +141,9 @@ static int make_ready(struct importing *x, struct lh_error *err)
     if (r < 0)
         return r;
     r = db_run(x->d->db, err,
-               "UPDATE snapshots SET ready=1, bytes=(SELECT bytes FROM layers JOIN snapshot_layers"
-               " ON layer=layers.id WHERE snapshot=?1 AND pos=-1) WHERE id=?1",
-               "s", x->id);
+               "UPDATE snapshots SET ready=1, bytes=?2+(SELECT bytes FROM layers JOIN"
+               " snapshot_layers ON layer=layers.id WHERE snapshot=?1 AND pos=-1) WHERE id=?1",
+               "sl", x->id, (int64_t)bytes);
     if (r == 0 && *owner)
         r = db_run(x->d->db, err, "INSERT INTO snapshot_owners VALUES(?,?)", "ss", x->id, owner);
     r = db_end(x->d->db, r, err);
@@ -208,7 +220,40 @@ static int take_layers(struct importing *x, const struct source *from, struct lh
     for (size_t i = 0; r == 0 && i < x->n; i++)
         if (x->layers[i].fresh)
             r = import_fetch_layer(x, from->store, &x->layers[i], err);
-    return r;
+    return r == 0 && x->processes ? import_fetch_processes(x, from->store, err) : r;
+}
+
+/* Before anything is recorded. */
+static int admit(struct importing *x, struct lh_error *err)
+{
+    int r = wants_processes(x) ? processes_admit(x->d, x->m, err) : 0;
+
+    return r == 0 && wants_processes(x) ? engines_need_criu(x->d, x->deadline_ms, err) : r;
+}
+
+static int begin_processes(struct importing *x, struct lh_error *err)
+{
+    lh_autofree char *path = images_dir(x->d, x->id);
+
+    if (!path)
+        return lh_fail_errno(err, ENOMEM, "import");
+    x->processes = process_unpack_create(path, x->m, err);
+    return x->processes ? 0 : LH_INTERNAL;
+}
+
+/* All that the snapshot consists of, whole and on disk. */
+static int take_all(struct importing *x, const struct source *from, uint64_t *bytes,
+                    struct lh_error *err)
+{
+    int r = wants_processes(x) ? begin_processes(x, err) : 0;
+
+    if (r == 0)
+        r = take_layers(x, from, err);
+    if (r == 0)
+        r = check_complete(x, err);
+    if (r == 0 && x->processes)
+        r = process_unpack_finish(x->processes, err);
+    return r == 0 && x->processes ? images_settle(x->d, x->id, true, bytes, err) : r;
 }
 
 static int plan(struct importing *x, struct lh_error *err)
@@ -226,19 +271,22 @@ static int import(struct importing *x, const SnapshotManifest *m, const struct s
                   struct lh_error *err)
 {
     struct lh_error undo = {0};
+    uint64_t bytes = 0;
 
     x->m = m;
     lh_id_new_text(x->id);
-    int r = plan(x, err);
+    int r = admit(x, err);
+    if (r == 0)
+        r = quota_check(x->d, err);
+    if (r == 0)
+        r = plan(x, err);
     if (r == 0)
         r = record(x, err);
     if (r < 0)
         return r;
-    r = take_layers(x, from, err);
+    r = take_all(x, from, &bytes, err);
     if (r == 0)
-        r = check_complete(x, err);
-    if (r == 0)
-        r = make_ready(x, err);
+        r = make_ready(x, bytes, err);
     if (r < 0 && snapshot_drop(x->d, x->id, true, &undo) < 0)
         lh_warn("import not undone", "snapshot=%s why=%s", x->id, undo.message);
     return r;
@@ -292,6 +340,7 @@ int service_import_snapshot(void *ctx, struct rpc_call *call, const ProtobufCMes
     if (r == 0)
         r = *req->location == '/' ? from_file(&x, err) : from_store(&x, err);
     free(x.layers);
+    process_unpack_destroy(x.processes);
     if (r < 0)
         return lh_wrap(err, "import from %s", req->location);
     V1(Snapshot) *made = snapshot_show(ctx, x.id, err);

@@ -6,6 +6,7 @@
 #include "agentenv/snapshot/blobs.h"
 #include "agentenv/snapshot/layertar.h"
 #include "agentenv/snapshot/manifest.h"
+#include "agentenv/snapshot/processes.h"
 
 struct incoming {
     const char *address;
@@ -22,6 +23,7 @@ struct importing {
     char id[LH_ID_SIZE];
     struct incoming *layers; /* one for each address, in the order of the manifest */
     size_t n;
+    struct process_unpack *processes; /* NULL: it has none, or they are not wanted */
 };
 
 /* ---- import.c ---- */
@@ -52,5 +54,6 @@ char *import_fetch_manifest(struct importing *x, struct blobs *b, size_t *len,
                             struct lh_error *err);
 int import_fetch_layer(struct importing *x, struct blobs *b, struct incoming *l,
                        struct lh_error *err);
+int import_fetch_processes(struct importing *x, struct blobs *b, struct lh_error *err);
 
 #endif

@@ -118,12 +118,14 @@ int import_file_layers(struct importing *x, struct archive *a, struct lh_error *
 
     while ((r = next_entry(x, a, &e, err)) > 0) {
         struct incoming *l = layer_of(x, archive_entry_pathname(e), prefix, sizeof prefix);
-        if (!l)
+        if (!l && x->m->processes && process_unpack_owns(archive_entry_pathname(e)))
+            r = x->processes ? process_unpack_entry(x->processes, a, e, err) : 0;
+        else if (!l)
             r = lh_fail(err, LH_INVALID_ARGUMENT, "\"%.200s\" belongs to no layer of the snapshot",
                         archive_entry_pathname(e) ? archive_entry_pathname(e) : "");
         else if (l != c.layer)
             r = switch_layer(x, &c, l, err);
-        if (r >= 0 && c.u)
+        if (r >= 0 && l && c.u)
             r = layer_unpack_entry(c.u, a, e, prefix, err);
         if (r < 0)
             break;
@@ -136,6 +138,21 @@ int import_file_layers(struct importing *x, struct archive *a, struct lh_error *
 
 /* ---- a store ---- */
 
+/* An archive of the store, in a file that a crash leaves nothing of. */
+static int fetch(struct importing *x, struct blobs *b, const char *name, struct lh_error *err)
+{
+    lh_autoclose int fd = outside_temporary(x->d, err);
+    int r = fd;
+
+    if (fd >= 0)
+        r = name ? blobs_get(b, name, fd, LAYER_BYTES_MAX, x->deadline_ms, err)
+                 : lh_fail_errno(err, ENOMEM, "an import");
+    if (r == 0 && lseek(fd, 0, SEEK_SET) < 0)
+        r = lh_fail_errno(err, errno, "%s", name);
+    return r < 0 ? r : lh_steal_fd(&fd);
+}
+
+/* Each entry, into a layer or (NULL) the processes. */
 static int unpack_blob(struct importing *x, int fd, struct layer_unpack *u, struct lh_error *err)
 {
     auto_import_archive a = import_open_archive(fd, err);
@@ -143,7 +160,12 @@ static int unpack_blob(struct importing *x, int fd, struct layer_unpack *u, stru
     int r = a ? 1 : LH_DATA_LOSS;
 
     while (r > 0 && (r = next_entry(x, a, &e, err)) > 0) {
-        int done = layer_unpack_entry(u, a, e, "", err);
+        const char *name = archive_entry_pathname(e);
+        int done = u ? layer_unpack_entry(u, a, e, "", err)
+                   : process_unpack_owns(name)
+                       ? process_unpack_entry(x->processes, a, e, err)
+                       : lh_fail(err, LH_INVALID_ARGUMENT, "\"%.200s\" is no process image",
+                                 name ? name : "");
         if (done < 0)
             return done;
     }
@@ -154,22 +176,28 @@ int import_fetch_layer(struct importing *x, struct blobs *b, struct incoming *l,
                        struct lh_error *err)
 {
     lh_autofree char *name = outside_layer_name(l->address);
-    lh_autoclose int fd = outside_temporary(x->d, err);
-    int r = fd;
+    lh_autoclose int fd = fetch(x, b, name, err);
+    struct layer_unpack *u = fd < 0 ? NULL : import_begin_layer(x, l, err);
 
-    if (fd >= 0)
-        r = name ? blobs_get(b, name, fd, LAYER_BYTES_MAX, x->deadline_ms, err)
-                 : lh_fail_errno(err, ENOMEM, "layer %s", l->address);
-    if (r == 0 && lseek(fd, 0, SEEK_SET) < 0)
-        r = lh_fail_errno(err, errno, "%s", name);
-    struct layer_unpack *u = r == 0 ? import_begin_layer(x, l, err) : NULL;
     if (!u)
-        return r < 0 ? r : LH_INTERNAL;
-    r = unpack_blob(x, fd, u, err);
+        return err->code;
+    int r = unpack_blob(x, fd, u, err);
     if (r == 0)
         return import_end_layer(x, l, u, err);
     layer_unpack_destroy(u);
     return r;
+}
+
+int import_fetch_processes(struct importing *x, struct blobs *b, struct lh_error *err)
+{
+    char address[LAYER_ADDRESS_SIZE];
+    int r = processes_address(x->m, address, err);
+
+    if (r < 0)
+        return r;
+    lh_autofree char *name = outside_processes_name(address);
+    lh_autoclose int fd = fetch(x, b, name, err);
+    return fd < 0 ? fd : unpack_blob(x, fd, NULL, err);
 }
 
 char *import_fetch_manifest(struct importing *x, struct blobs *b, size_t *len, struct lh_error *err)

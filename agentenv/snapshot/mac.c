@@ -1,6 +1,5 @@
 #include "agentenv/snapshot/mac.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <sodium.h>
@@ -12,7 +11,7 @@
 #include "proto/file.h"
 #include "proto/hex.h"
 
-enum { PIECE = 256 << 10, DIGITS = 2 * MAC_KEY };
+enum { DIGITS = 2 * MAC_KEY };
 
 static int check_mode(int fd, const char *path, struct lh_error *err)
 {
@@ -78,74 +77,17 @@ void mac_key_forget(struct mac_key *key)
     sodium_memzero(key, sizeof *key);
 }
 
-/* ---- a directory ---- */
-
-static void feed(crypto_auth_hmacsha512256_state *h, const void *data, uint64_t len)
+int mac_of_text(const struct mac_key *key, const char *text, uint8_t mac[MAC_BYTES],
+                struct lh_error *err)
 {
-    crypto_auth_hmacsha512256_update(h, (const uint8_t *)&len, sizeof len);
-    crypto_auth_hmacsha512256_update(h, data, len);
-}
-
-static int feed_content(crypto_auth_hmacsha512256_state *h, int fd, uint64_t size, uint8_t *piece,
-                        const char *name, struct lh_error *err)
-{
-    uint64_t left = size;
-    ssize_t n;
-
-    crypto_auth_hmacsha512256_update(h, (const uint8_t *)&size, sizeof size);
-    while (left && (n = read(fd, piece, left < PIECE ? left : PIECE)) != 0) {
-        if (n < 0)
-            return lh_fail_errno(err, errno, "reading %s", name);
-        crypto_auth_hmacsha512256_update(h, piece, (size_t)n);
-        left -= (uint64_t)n;
-    }
-    return left ? lh_fail(err, LH_ABORTED, "%s changed while it was read", name) : 0;
-}
-
-static int feed_file(crypto_auth_hmacsha512256_state *h, int dir, const char *name, uint8_t *piece,
-                     struct lh_error *err)
-{
-    lh_autoclose int fd = openat(dir, name, O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
-    struct stat st;
-
-    if (fd < 0 || fstat(fd, &st) < 0)
-        return lh_fail_errno(err, errno, "%s", name);
-    if (!S_ISREG(st.st_mode))
-        return lh_fail(err, LH_INVALID_ARGUMENT, "%s among process images is no file", name);
-    feed(h, name, strlen(name));
-    return feed_content(h, fd, (uint64_t)st.st_size, piece, name, err);
-}
-
-static int is_named(const struct dirent *e)
-{
-    return strcmp(e->d_name, ".") != 0 && strcmp(e->d_name, "..") != 0;
-}
-
-static int by_bytes(const struct dirent **a, const struct dirent **b)
-{
-    return strcmp((*a)->d_name, (*b)->d_name);
-}
-
-int mac_of_dir(const struct mac_key *key, const char *dir, uint8_t mac[MAC_BYTES],
-               struct lh_error *err)
-{
-    lh_autoclose int at = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    lh_autofree uint8_t *piece = malloc(PIECE);
     crypto_auth_hmacsha512256_state h;
-    struct dirent **names;
-    int n = at < 0 || !piece ? -1 : scandirat(at, ".", &names, is_named, by_bytes), r = 0;
 
-    if (n < 0)
-        return lh_fail_errno(err, errno, "process images in %s", dir);
+    if (sodium_init() < 0)
+        return lh_fail(err, LH_INTERNAL, "libsodium cannot start");
     crypto_auth_hmacsha512256_init(&h, key->bytes, MAC_KEY);
-    for (int i = 0; i < n; i++) {
-        if (r == 0)
-            r = feed_file(&h, at, names[i]->d_name, piece, err);
-        free(names[i]);
-    }
-    free(names);
+    crypto_auth_hmacsha512256_update(&h, (const uint8_t *)text, strlen(text));
     crypto_auth_hmacsha512256_final(&h, mac);
-    return r < 0 ? lh_wrap(err, "%s", dir) : 0;
+    return 0;
 }
 
 bool mac_equal(const uint8_t a[MAC_BYTES], const uint8_t b[MAC_BYTES])

@@ -1,8 +1,8 @@
-/* A message authentication code over process images.
+/* A message authentication code for what is restored with privilege.
  *
- * A process image is restored with privilege, so one that comes from outside is believed only with
- * the code that our key gives it (docs/DESIGN.md 3.4).  HMAC-SHA-512/256 (libsodium's crypto_auth)
- * over the names, lengths and bytes of a directory's files. */
+ * A process image that comes from outside is believed only with the code that our key gives it
+ * (docs/DESIGN.md 3.4): HMAC-SHA-512/256 (libsodium's crypto_auth) of the manifest that names all
+ * of its files with their digests. */
 #ifndef AGENTENV_SNAPSHOT_MAC_H
 #define AGENTENV_SNAPSHOT_MAC_H
 
@@ -24,10 +24,8 @@ int mac_key_load(const char *path, struct mac_key *key, struct lh_error *err);
 int mac_key_create(const char *path, struct lh_error *err);
 void mac_key_forget(struct mac_key *key);
 
-/* Over every regular file directly in `dir`, in the order of their names; anything else in it is
- * INVALID_ARGUMENT: it would not be covered. */
-int mac_of_dir(const struct mac_key *key, const char *dir, uint8_t mac[MAC_BYTES],
-               struct lh_error *err);
+int mac_of_text(const struct mac_key *key, const char *text, uint8_t mac[MAC_BYTES],
+                struct lh_error *err);
 
 /* In constant time. */
 bool mac_equal(const uint8_t a[MAC_BYTES], const uint8_t b[MAC_BYTES]);

@@ -4,12 +4,15 @@
 #include <sodium.h>
 #include <string.h>
 
+#include "agentenv/criu/memory.h"
 #include "agentenv/snapshot/contents.h"
+#include "agentenv/snapshot/layertar.h"
+#include "agentenv/snapshot/processes.h"
 #include "agentenv/snapshot/snapshot.h"
 #include "proto/hex.h"
 #include "proto/json.h"
 
-enum { LAYERS_MAX = 400 };
+enum { LAYERS_MAX = 400, DEPTH_MAX = 16, IMAGE_NAME_MAX = 200 };
 
 /* ---- from the registry ---- */
 
@@ -82,11 +85,6 @@ SnapshotManifest *manifest_make(struct daemon *d, const char *snapshot, struct l
                     "s", snapshot);
     if (r == 0 && !m->limits)
         r = lh_fail(err, LH_NOT_FOUND, "no snapshot \"%s\"", snapshot);
-    if (r == 0 && strcmp(m->engine, "fsonly") != 0)
-        r = lh_fail(err, LH_UNIMPLEMENTED,
-                    "snapshot %s is of engine %s: process images do not leave their store; take "
-                    "one with engine fsonly",
-                    snapshot, m->engine);
     if (r == 0 && !(m->image_digest = d->hooks->image_digest(d, snapshot, err)))
         r = LH_NOT_FOUND;
     if (r == 0)
@@ -123,15 +121,45 @@ bool manifest_digest_valid(const char *digest)
            digest[strspn(digest, "0123456789abcdef")] == 0;
 }
 
+/* "NAME" or "parent/NAME", "parent/parent/NAME", ...: what is made is below the directory. */
+static bool is_image_name(const char *name)
+{
+    static const char below[] = MEMORY_PARENT "/";
+    unsigned depth = 0;
+
+    for (; !strncmp(name, below, sizeof below - 1); name += sizeof below - 1)
+        if (++depth > DEPTH_MAX)
+            return false;
+    return *name && *name != '.' && strcmp(name, MEMORY_PARENT) && strlen(name) <= IMAGE_NAME_MAX &&
+           !strchr(name, '/');
+}
+
+static int check_processes(const V1(ProcessImages) * p, struct lh_error *err)
+{
+    if (p->n_files > PROCESS_FILES_MAX)
+        return lh_fail(err, LH_INVALID_ARGUMENT, "the manifest has %zu process images, at most %d",
+                       p->n_files, PROCESS_FILES_MAX);
+    for (size_t i = 0; i < p->n_files; i++) {
+        const V1(ProcessFile) *f = p->files[i];
+        if (!is_image_name(f->name) || !manifest_digest_valid(f->digest) ||
+            f->bytes > LAYER_BYTES_MAX)
+            return lh_fail(err, LH_INVALID_ARGUMENT, "\"%.80s\" is no process image", f->name);
+    }
+    return 0;
+}
+
 static int check(const SnapshotManifest *m, struct lh_error *err)
 {
     if (m->format != MANIFEST_FORMAT)
         return lh_fail(err, LH_INVALID_ARGUMENT, "the manifest has format %u, this is %d",
                        m->format, MANIFEST_FORMAT);
-    if (strcmp(m->engine, "fsonly") != 0)
+    bool processes = !strcmp(m->engine, "criu");
+    if (!processes && strcmp(m->engine, "fsonly") != 0)
         return lh_fail(err, LH_UNIMPLEMENTED,
-                       "the snapshot is of engine \"%.40s\"; only fsonly can be imported",
-                       m->engine);
+                       "the snapshot is of engine \"%.40s\", which is not ours", m->engine);
+    if (processes != !!m->processes)
+        return lh_fail(err, LH_INVALID_ARGUMENT, "the manifest is of engine %s and %s processes",
+                       m->engine, processes ? "lists no" : "lists");
     if (m->n_layers < 1 || m->n_layers > LAYERS_MAX)
         return lh_fail(err, LH_INVALID_ARGUMENT, "the manifest has %zu layers, not 1 to %d",
                        m->n_layers, LAYERS_MAX);
@@ -142,7 +170,7 @@ static int check(const SnapshotManifest *m, struct lh_error *err)
     if (!m->limits || !protobuf_c_enum_descriptor_get_value(
                           &longhaul__task__v1__network__descriptor, (int)m->network))
         return lh_fail(err, LH_INVALID_ARGUMENT, "the manifest lacks limits or a network");
-    return 0;
+    return m->processes ? check_processes(m->processes, err) : 0;
 }
 
 SnapshotManifest *manifest_parse(const char *text, size_t len, const char *wanted,

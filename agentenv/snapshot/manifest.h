@@ -7,9 +7,10 @@
 
 typedef V1(SnapshotManifest) SnapshotManifest;
 
-enum { MANIFEST_FORMAT = 1, MANIFEST_MAX = 1 << 20 };
+enum { MANIFEST_FORMAT = 1, MANIFEST_MAX = 8 << 20 };
 
-/* Of a snapshot that is ready; addresses its layers where that was not done yet. */
+/* Of a snapshot that is ready; addresses its layers where that was not done yet.  Its processes are
+ * not described yet (processes.h). */
 SnapshotManifest *manifest_make(struct daemon *d, const char *snapshot, struct lh_error *err);
 
 /* Its JSON and the BLAKE2b-256 of that; the caller frees. */

@@ -18,6 +18,11 @@ char *outside_manifest_name(const char *digest)
     return lh_format("manifests/%s.json", digest);
 }
 
+char *outside_processes_name(const char *digest)
+{
+    return lh_format(OUTSIDE_PROCESSES "/%s.tar.zst", digest);
+}
+
 int outside_temporary(struct daemon *d, struct lh_error *err)
 {
     int fd = open(d->state_dir, O_RDWR | O_TMPFILE | O_CLOEXEC, 0600);

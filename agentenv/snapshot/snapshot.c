@@ -304,7 +304,9 @@ int snapshot_take(struct daemon *d, struct sandbox *s, const struct snapshot_opt
     lh_id_new_text(id);
     lh_id_new_text(layer);
     lh_id_new_text(merged);
-    int r = snapshot_record(d, s, o, id, layer, merge ? merged : NULL, err);
+    int r = quota_check(d, err);
+    if (r == 0)
+        r = snapshot_record(d, s, o, id, layer, merge ? merged : NULL, err);
     if (r < 0)
         return lh_wrap(err, "snapshot of sandbox %s", s->id);
     sandbox_set_state(d, s, o->state, 0);

@@ -65,9 +65,6 @@ int checkpoint_name(struct daemon *d, const char *sandbox, const char *snapshot,
 /* The same in one of its own; the one before is dropped unless somebody else retains it. */
 int checkpoint_set(struct daemon *d, const char *sandbox, const char *snapshot,
                    struct lh_error *err);
-/* Of an image: the snapshot with processes that is retained as "zygote/NAME"; "" = none. */
-int zygote_of(struct daemon *d, const char *image, const char *image_id, char id[LH_ID_SIZE],
-              struct lh_error *err);
 /* Drops a snapshot that nobody retains. */
 int checkpoint_drop(struct daemon *d, const char *snapshot, struct lh_error *err);
 
@@ -139,6 +136,12 @@ int layers_recover(struct daemon *d, struct lh_error *err);
 int sharing_round(struct daemon *d, int64_t after_ms, uint64_t *bytes, struct lh_error *err);
 /* What a crash left of one. */
 int sharing_recover(struct daemon *d, struct lh_error *err);
+
+/* ---- quota.c: a limit to what snapshots hold on disk ---- */
+
+int quota_used(struct daemon *d, uint64_t *bytes, struct lh_error *err);
+/* Before something new is kept: gc when the store is full, then RESOURCE_EXHAUSTED. */
+int quota_check(struct daemon *d, struct lh_error *err);
 
 /* ---- export.c, import.c ---- */
 

@@ -63,6 +63,7 @@ static int make_key(struct building *b, struct lh_error *err)
 
     steps.steps = b->req->steps;
     steps.n_steps = b->req->n_steps;
+    steps.warm_up = b->req->warm_up;
     lh_autofree uint8_t *bytes = lh_pack(&steps.base, &len, err);
     if (!bytes || sodium_init() < 0)
         return LH_RESOURCE_EXHAUSTED;
@@ -228,7 +229,7 @@ static int copy_out(struct building *b, struct lh_error *err)
 {
     lh_automsg(V1(Sandbox)) s = daemon_show(b->d, b->box, err);
     lh_autofree char *root = s ? lh_format("/proc/%d/root/.", s->init_pid) : NULL;
-    const struct image_config config = {b->env, b->n_env, b->workdir, b->user};
+    const struct image_config config = {b->env, b->n_env, b->workdir, b->user, b->req->warm_up};
     const struct image_source source = {
         .name = b->req->name, .path = root, .uid_base = BOX_UID_BASE, .config = &config};
 
@@ -271,7 +272,8 @@ static int copy_known(struct building *b, const char *id, struct lh_error *err)
     lh_automsg(V1(ImageInfo)) info = image_show(b->d, name, err);
     if (!info)
         return err->code;
-    const struct image_config config = {info->env, info->n_env, info->workdir, info->user};
+    const struct image_config config = {info->env, info->n_env, info->workdir, info->user,
+                                        info->warm_up};
     const struct image_source source = {
         .name = b->req->name, .path = path, .config = &config, .digest = info->digest};
     return image_add(b->d, &source, err);
@@ -322,6 +324,9 @@ int image_build_rpc(void *ctx, struct rpc_call *call, const ProtobufCMessage *re
     free(b.env);
     if (r < 0)
         return lh_wrap(err, "building image %s", req->name);
+    zygotes_sweep(ctx);
+    if (*req->warm_up && (r = daemon_warm_up(ctx, req->name, err)) < 0)
+        return lh_wrap(err, "image %s is there, but its warm-up fails", req->name);
     V1(ImageInfo) *info = image_show(ctx, req->name, err);
     *reply = info ? &info->base : NULL;
     return info ? 0 : err->code;

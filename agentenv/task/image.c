@@ -138,14 +138,12 @@ static int take_name(struct daemon *d, const char *id, const char *name, const c
     return r == 0 ? db_flush(db, err) : r;
 }
 
-static bool is_same(struct daemon *d, const char *name, const char *digest)
+/* The id of the image that has the name and is the same tree; NULL: there is none. */
+static char *find_same(struct daemon *d, const char *name, const char *digest)
 {
-    int64_t n;
-
-    return db_int(daemon_db(d), NULL, &n,
-                  "SELECT count(*) FROM images WHERE name = ? AND digest = ? AND state = 1", "ss",
-                  name, digest) == 0 &&
-           n > 0;
+    return db_string(daemon_db(d), NULL,
+                     "SELECT id FROM images WHERE name = ? AND digest = ? AND state = 1", "ss",
+                     name, digest);
 }
 
 /* Beside the row of the image; goes with it. */
@@ -161,9 +159,10 @@ static int keep_config(struct daemon *d, const char *id, const struct image_conf
     info.env = c->env;
     info.workdir = (char *)c->workdir;
     info.user = (char *)c->user;
+    info.warm_up = (char *)c->warm_up;
     lh_autofree uint8_t *bytes = lh_pack(&info.base, &len, err);
-    return bytes ? db_run(daemon_db(d), err, "INSERT INTO image_configs VALUES(?, ?)", "sb", id,
-                          bytes, len)
+    return bytes ? db_run(daemon_db(d), err, "INSERT OR REPLACE INTO image_configs VALUES(?, ?)",
+                          "sb", id, bytes, len)
                  : LH_RESOURCE_EXHAUSTED;
 }
 
@@ -187,8 +186,11 @@ static int import_tree(struct daemon *d, const char *id, const struct image_sour
     lh_hex_print(digest, TREE_DIGEST, text);
     if (s->digest) /* which was read without what every tree is given */
         snprintf(text, sizeof text, "%s", s->digest);
-    if (is_same(d, name, text))
-        return remove_image(d, id, err);
+    lh_autofree char *same = find_same(d, name, text);
+    if (same) { /* its tree stays; how it runs may have changed */
+        r = keep_config(d, same, s->config, err);
+        return r < 0 ? r : remove_image(d, id, err);
+    }
     if ((r = keep_config(d, id, s->config, err)) < 0)
         return r;
     r = tree_add_skeleton(path, err);
@@ -216,20 +218,20 @@ int image_add(struct daemon *d, const struct image_source *s, struct lh_error *e
     return r < 0 ? lh_wrap(err, "image %s", s->name) : 0;
 }
 
-static int import_image(struct daemon *d, const char *name, const char *path, struct lh_error *err)
+static int import_image(struct daemon *d, const Longhaul__Sandbox__V1__ImportImageRequest *req,
+                        struct lh_error *err)
 {
     struct oci *opened = NULL;
-    int r = oci_open(path, &opened, err);
+    int r = oci_open(req->path, &opened, err);
     lh_auto(oci) oci = opened;
-    struct image_source s = {.name = name, .path = path, .oci = oci};
-    struct image_config config;
+    struct image_config config = {.workdir = "", .user = "", .warm_up = req->warm_up};
+    struct image_source s = {.name = req->name, .path = req->path, .oci = oci, .config = &config};
 
     if (r < 0)
-        return lh_wrap(err, "image %s", name);
+        return lh_wrap(err, "image %s", req->name);
     if (oci) {
         const struct oci_config *c = oci_config(oci);
-        config = (struct image_config){c->env, c->n_env, c->workdir, c->user};
-        s.config = &config;
+        config = (struct image_config){c->env, c->n_env, c->workdir, c->user, req->warm_up};
     }
     return image_add(d, &s, err);
 }
@@ -256,10 +258,13 @@ int image_import_rpc(void *ctx, struct rpc_call *call, const ProtobufCMessage *r
     if (holds_store(ctx, req->path))
         return lh_fail(err, LH_INVALID_ARGUMENT, "%s holds the store that it would be copied into",
                        req->path);
-    int r = import_image(ctx, req->name, req->path, err);
+    int r = import_image(ctx, req, err);
     if (r < 0)
         return r;
+    zygotes_sweep(ctx);
     collect_or_warn(ctx);
+    if (*req->warm_up && (r = daemon_warm_up(ctx, req->name, err)) < 0)
+        return lh_wrap(err, "image %s is there, but its warm-up fails", req->name);
     ImageInfo *info = image_show(ctx, req->name, err);
     *reply = info ? &info->base : NULL;
     return info ? 0 : err->code;
@@ -277,7 +282,8 @@ static int refuse_if_used(struct db *db, const char *name, struct lh_error *err)
         {"sandbox", "SELECT count(*) FROM sandboxes WHERE image_id ="
                     " (SELECT id FROM images WHERE name = ? AND state = 1)"},
         {"snapshot", "SELECT count(*) FROM snapshots WHERE image_id ="
-                     " (SELECT id FROM images WHERE name = ? AND state = 1)"},
+                     " (SELECT id FROM images WHERE name = ? AND state = 1)"
+                     " AND id NOT IN (SELECT snapshot FROM zygotes)"},
     };
 
     for (size_t i = 0; i < LH_ARRAY_SIZE(users); i++) {
@@ -310,6 +316,8 @@ int image_remove_rpc(void *ctx, struct rpc_call *call, const ProtobufCMessage *r
     if (r == 0 && db_changes(db) == 0)
         r = lh_fail(err, LH_NOT_FOUND, "no image %s; see agentenv image ls", name);
     r = db_end(db, r, err);
+    if (r == 0)
+        zygotes_sweep(ctx);
     if (r == 0)
         r = collect(ctx, err);
     Longhaul__Sandbox__V1__Empty *done = r == 0 ? malloc(sizeof *done) : NULL;

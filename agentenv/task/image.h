@@ -14,7 +14,7 @@
 struct image_config {
     char **env; /* NAME=value */
     size_t n_env;
-    const char *workdir, *user;
+    const char *workdir, *user, *warm_up;
 };
 
 struct image_source {
@@ -38,6 +38,8 @@ int image_start(struct daemon *d, struct lh_error *err);
 int image_find(struct daemon *d, const char *name, struct daemon_image *out, struct lh_error *err);
 int image_by_digest(struct daemon *d, const char *digest, struct daemon_image *out,
                     struct lh_error *err);
+Longhaul__Sandbox__V1__ImageInfo *image_info(struct daemon *d, const char *id,
+                                             struct lh_error *err);
 char *image_digest_of(struct daemon *d, const char *snapshot, struct lh_error *err);
 int image_audit(struct daemon *d, void (*problem)(void *ctx, const char *text), void *ctx,
                 struct lh_error *err);

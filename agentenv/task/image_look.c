@@ -84,9 +84,12 @@ static int fill_config(ImageInfo *info, sqlite3_stmt *row, struct lh_error *err)
     info->env = kept->env;
     info->workdir = strdup(kept->workdir);
     info->user = strdup(kept->user);
+    info->warm_up = strdup(kept->warm_up);
     kept->n_env = 0;
     kept->env = NULL;
-    return info->workdir && info->user ? 0 : lh_fail(err, LH_RESOURCE_EXHAUSTED, "no memory");
+    return info->workdir && info->user && info->warm_up
+               ? 0
+               : lh_fail(err, LH_RESOURCE_EXHAUSTED, "no memory");
 }
 
 static int fill_info(void *ctx, sqlite3_stmt *row, struct lh_error *err)
@@ -127,6 +130,17 @@ ImageInfo *image_show(struct daemon *d, const char *name, struct lh_error *err)
 
     if (r == 0 && !*info->name)
         r = lh_fail(err, LH_NOT_FOUND, "no image %s; see agentenv image ls", name);
+    return r < 0 ? NULL : lh_steal(&info);
+}
+
+ImageInfo *image_info(struct daemon *d, const char *id, struct lh_error *err)
+{
+    lh_automsg(ImageInfo) info = new_info(err);
+    int r = info ? db_each(daemon_db(d), err, fill_info, info, INFO " AND id = ?", "s", id)
+                 : LH_RESOURCE_EXHAUSTED;
+
+    if (r == 0 && !*info->name)
+        r = lh_fail(err, LH_NOT_FOUND, "image %s is gone", id);
     return r < 0 ? NULL : lh_steal(&info);
 }
 

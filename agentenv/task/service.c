@@ -184,6 +184,7 @@ const struct daemon_hooks task_hooks = {
     .start = start,
     .image_find = image_find,
     .image_by_digest = image_by_digest,
+    .image_info = image_info,
     .image_digest = image_digest_of,
     .task_find = find,
     .task_exec_defaults = exec_defaults,

@@ -4,6 +4,7 @@ back; agentenv-witness says from inside whether all it holds is there (I1, I3, I
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import threading
@@ -212,14 +213,52 @@ class Lifecycle(HibernateTest):
             self.d.run("rm", child)
 
     def test_an_image_starts_from_its_zygote(self):
-        warm = self.start()
-        zygote = self.d.out("snapshot", warm, "--engine", "criu", "--retain", "zygote/bb")
-        self.d.run("rm", warm)
-        boxes = [self.d.out("start", "bb", "--network", "loopback") for _ in range(2)]
-        self.assertEqual([self.ask(b) for b in boxes], [1, 1])
-        self.d.run("snapshot", "release", zygote, "zygote/bb")
-        cold = self.d.out("start", "bb", "--network", "loopback")
-        self.assertNotEqual(self.d.run("exec", cold, "witness", "ask", check=False).returncode, 0)
+        root = os.path.join(self.d.dir, "root")
+
+        def starts(result):
+            return int(re.search('warm_starts_total{result="%s"} (\\d+)' % result, self.d.out("metrics"))[1])
+
+        def warm(name="warm"):
+            box = self.d.out("start", name, "--network", "loopback")
+            self.assertEqual(self.ask(box), 1)
+            return box
+
+        self.d.run("image", "import", "warm", root, "--warm-up", "witness start 2")
+        self.assertEqual({i["name"]: i["warm_up"] for i in self.d.json("image", "ls")},
+                         {"bb": "", "warm": "witness start 2"})
+        zygote = self.d.json("snapshot", "ls")[0]["id"]
+        boxes = [warm(), warm()]
+        self.assertEqual({b["snapshot"] for b in self.d.json("ls")}, {zygote})
+        self.assertEqual(starts("restored"), 2)
+        self.d.run("rm", "--all")
+        self.d.kill()
+        self.d.start()
+        self.d.run("engines")
+        warm()
+        self.assertEqual([s["id"] for s in self.d.json("snapshot", "ls")], [zygote], "is kept")
+        # One that cannot be restored: the command is run instead.
+        for name in os.listdir("%s/checkpoints/%s" % (self.d.state, zygote)):
+            if name.startswith("core-"):
+                os.remove("%s/checkpoints/%s/%s" % (self.d.state, zygote, name))
+        warm()
+        self.assertEqual([starts("restored"), starts("cold_restore_failed")], [1, 1])
+        # Another command under the same name, and the same tree: the first start makes another zygote.
+        self.d.run("image", "import", "warm", root, "--warm-up", "witness start 1")
+        self.assertNotEqual([s["id"] for s in self.d.json("snapshot", "ls")], [zygote])
+        warm()
+        self.assertEqual(starts("restored"), 2)
+        r = self.d.run("image", "import", "warm", root, "--warm-up", "echo no such; exit 3", check=False)
+        self.assertIn("its warm-up fails", r.stderr)
+        self.assertIn("ends with 3: no such", r.stderr)
+        r = self.d.run("start", "warm", check=False)
+        self.assertIn("ends with 3: no such", r.stderr)
+        self.d.run("rm", "--all")
+        self.d.run("image", "build", "built", "--from", "bb", "--warm-up", "witness start 1", "touch /built")
+        self.d.sh(warm("built"), "test -e /built")
+        self.d.run("rm", "--all")
+        self.d.run("image", "rm", "warm")
+        self.d.run("image", "rm", "built")
+        self.assertEqual(self.d.json("snapshot", "ls"), [])
 
     def test_watch_sees_every_transition(self):
         watch = subprocess.Popen([lab.AGENTENV, "--socket", self.d.socket, "watch"], stdout=subprocess.PIPE, text=True)

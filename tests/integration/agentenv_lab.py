@@ -53,6 +53,7 @@ def make_root(path):
 
 class Daemon:
     """One agentenvd with its state in a temporary directory."""
+    args = ()  # more of them
 
     def __init__(self, state=None):
         self.dir = tempfile.mkdtemp(prefix="agentenvd-test-")
@@ -65,7 +66,7 @@ class Daemon:
 
     def start(self):
         self.process = subprocess.Popen(
-            [AGENTENVD, "--state", self.state, "--socket", self.socket, "--cgroup", self.cgroup],
+            [AGENTENVD, "--state", self.state, "--socket", self.socket, "--cgroup", self.cgroup, *self.args],
             stderr=self.log)
         deadline = time.monotonic() + 30
         while self.run("ls", check=False).returncode != 0:
