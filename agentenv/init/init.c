@@ -1,18 +1,21 @@
 /* agentenv-init: PID 1 of a sandbox.
  *
- * It forks every command, owns every pipe and reaps every orphan.  It is executed from a sealed
- * memfd, so that no image can provide or overwrite it; runs under an id that is mapped in the
+ * It forks every command, owns every pipe and reaps every orphan.  It runs from a sealed memfd, so
+ * that no image can provide or overwrite it; runs under an id that is mapped in the
  * sandbox's user namespace but that the seccomp programs let nobody else take; has no name in the
  * file system or among sockets (see wire.h).  One user namespace for init and agent, not two nested
  * ones: CRIU cannot dump nested namespaces.  It starts as root of the sandbox, with the bounding
  * set already cut to what that root is to have.
  *
- * With arguments the same program is the spawner (sandbox/spawner.h), outside of every sandbox. */
+ * It begins as the spawner (sandbox/spawner.h), outside of every sandbox; the spawner's children go
+ * on as inits. */
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/capability.h>
 #include <poll.h>
 #include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
 #include <sys/signalfd.h>
@@ -202,14 +205,14 @@ static void reap(void)
         exec_reaped(pid, status);
 }
 
-int main(int argc, char **argv)
+static char *own_name; /* what ps shows: the spawner's first argument, the others behind it */
+
+static void serve_sandbox(void)
 {
     struct pollfd p[POLL_MAX];
 
-    if (argc == 1 + SPAWNER_OWN_FDS)
-        spawner_main(argv + 1);
-    prctl(PR_SET_NAME, "agentenv-init"); /* not that of the memfd */
-    launch_prepare();
+    prctl(PR_SET_NAME, "agentenv-init");
+    snprintf(own_name, strlen(own_name) + 1, "agentenv-init");
     report_and_park();
     for (;;) {
         int timeout = -1;
@@ -220,7 +223,7 @@ int main(int argc, char **argv)
         n += exec_poll(p + n, POLL_MAX - n, &timeout);
         n += drain_poll(p + n, POLL_MAX - n);
         if (poll(p, n, timeout) < 0 && errno != EINTR)
-            return 1;
+            return;
         if (p[0].revents)
             serve_control();
         if (p[1].revents)
@@ -232,4 +235,23 @@ int main(int argc, char **argv)
         if (quiescing && exec_settled())
             quiesce();
     }
+}
+
+int main(int argc, char **argv)
+{
+    char *fds[SPAWNER_OWN_FDS];
+
+    if (argc != 1 + SPAWNER_OWN_FDS) {
+        fprintf(stderr, "agentenv-init is a part of agentenvd, which starts it\n");
+        return 2;
+    }
+    for (int i = 0; i < SPAWNER_OWN_FDS; i++) { /* nothing of the host's for /proc/1/cmdline */
+        fds[i] = strdup(argv[1 + i]);
+        if (!fds[i])
+            return 1;
+        memset(argv[1 + i], 0, strlen(argv[1 + i]));
+    }
+    own_name = argv[0];
+    launch_prepare(atoi(fds[SPAWNER_FD_FILTERS]));
+    spawner_main(fds, serve_sandbox);
 }

@@ -86,7 +86,7 @@ struct launch {
     struct wire_limits limits;
 };
 
-void launch_prepare(void); /* reads the seccomp programs */
+void launch_prepare(int fd); /* reads the seccomp programs, once for all inits; closes fd */
 _Noreturn void launch_command(const struct launch *l);
 
 /* ---- user.c --------------------------------------------------------------------------------- */

@@ -29,23 +29,22 @@ enum { MAX_FILTERS = 4 };
 static struct sock_fprog filters[MAX_FILTERS];
 static size_t n_filters;
 
-/* The file holds, for each program, its length in instructions and the instructions.  All inits
- * share its offset, so nobody uses that. */
-void launch_prepare(void)
+/* The file holds, for each program, its length in instructions and the instructions. */
+void launch_prepare(int fd)
 {
     uint32_t len;
     off_t at = 0;
 
-    while (n_filters < MAX_FILTERS && pread(WIRE_FILTER_FD, &len, sizeof len, at) == sizeof len) {
+    while (n_filters < MAX_FILTERS && pread(fd, &len, sizeof len, at) == sizeof len) {
         size_t bytes = len * sizeof(struct sock_filter);
         struct sock_filter *code = malloc(bytes);
         at += sizeof len;
-        if (!code || pread(WIRE_FILTER_FD, code, bytes, at) != (ssize_t)bytes)
+        if (!code || pread(fd, code, bytes, at) != (ssize_t)bytes)
             _exit(1);
         at += (off_t)bytes;
         filters[n_filters++] = (struct sock_fprog){(unsigned short)len, code};
     }
-    close(WIRE_FILTER_FD);
+    close(fd);
     if (n_filters == 0)
         _exit(1);
 }

@@ -20,7 +20,7 @@
 
 #include <stdint.h>
 
-enum { WIRE_CONTROL_FD = 3, WIRE_PARKED_FD = 4, WIRE_FILTER_FD = 5 };
+enum { WIRE_CONTROL_FD = 3, WIRE_PARKED_FD = 4 };
 
 enum { WIRE_ID_SIZE = 65, WIRE_CHUNK = 65536, WIRE_INPUT_MAX = 32768, WIRE_MAX_EXECS = 64 };
 

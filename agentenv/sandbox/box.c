@@ -126,18 +126,21 @@ void box_upper_names(unsigned n, char upper[32], char work[32])
     snprintf(work, 32, "work.%u", n);
 }
 
+int box_make_dirs(int dir_fd, const char *const names[2], struct lh_error *err)
+{
+    for (int i = 0; i < 2; i++)
+        if ((mkdirat(dir_fd, names[i], 0755) < 0 && errno != EEXIST) ||
+            fchownat(dir_fd, names[i], BOX_UID_BASE, BOX_UID_BASE, 0) < 0)
+            return lh_fail_errno(err, errno, "directory %s", names[i]);
+    return 0;
+}
+
 int box_make_upper(int dir_fd, unsigned n, struct lh_error *err)
 {
     char names[2][32];
 
     box_upper_names(n, names[0], names[1]);
-    for (int i = 0; i < 2; i++) {
-        if (mkdirat(dir_fd, names[i], 0755) < 0 && errno == EEXIST)
-            continue;
-        if (fchownat(dir_fd, names[i], BOX_UID_BASE, BOX_UID_BASE, 0) < 0)
-            return lh_fail_errno(err, errno, "directory %s", names[i]);
-    }
-    return 0;
+    return box_make_dirs(dir_fd, (const char *const[]){names[0], names[1]}, err);
 }
 
 int box_receive_report(int fd, int64_t deadline_ms, struct wire_report *r, int *pass_fd,
@@ -203,10 +206,8 @@ static int await_ready(struct box *b, struct lh_error *err)
 
 static int spawn(struct box *b, const struct box_spec *spec, int root, struct lh_error *err)
 {
-    struct spawner_request req = {.op = SPAWNER_START,
-                                  .network = spec->network,
-                                  .used_net = spec->in_memory && spec->network == BOX_NET_NONE,
-                                  .file_bytes = spec->limits.disk_bytes};
+    struct spawner_request req = {
+        .op = SPAWNER_START, .network = spec->network, .file_bytes = spec->limits.disk_bytes};
     int p[2];
 
     if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, p) < 0)

@@ -101,7 +101,7 @@ struct box_spec {
     const struct box *below;
     /* What it writes is kept in memory, which is added to limits.memory_bytes; `dir` is not used
      * and need not exist.  For boxes that are thrown away: such a box cannot be adopted, nor put
-     * away; its network namespace may have been that of another. */
+     * away. */
     bool in_memory;
 };
 

@@ -70,6 +70,8 @@ int box_find_upper(struct box *b, struct lh_error *err);
 void box_upper_names(unsigned n, char upper[32], char work[32]);
 /* Makes dir/upper.N and dir/work.N. */
 int box_make_upper(int dir_fd, unsigned n, struct lh_error *err);
+/* Upper and work directory of any names; those that are there stay. */
+int box_make_dirs(int dir_fd, const char *const names[2], struct lh_error *err);
 char *box_upper_path(const struct box *b); /* NULL: no memory */
 int box_upper_fd(const struct box *b, struct lh_error *err);
 /* A new overlay over the box's layers and, if that is not NULL, the files of `below`, with upper

@@ -23,6 +23,20 @@ static int cut_bounding_set(void)
     return 0;
 }
 
+/* Of what a new user namespace gives.  Only the bounding set would be left to an exec to apply, and
+ * none follows. */
+static int keep_few(void)
+{
+    cap_t c = cap_init();
+    int r = -1;
+
+    if (c && cap_set_flag(c, CAP_PERMITTED, LH_ARRAY_SIZE(kept), kept, CAP_SET) == 0 &&
+        cap_set_flag(c, CAP_EFFECTIVE, LH_ARRAY_SIZE(kept), kept, CAP_SET) == 0)
+        r = cap_set_proc(c);
+    cap_free(c);
+    return r;
+}
+
 /* Inherited limits are often huge.  Open files are limited for each command, not for init. */
 int confine_self(uint64_t file_bytes)
 {
@@ -39,5 +53,5 @@ int confine_self(uint64_t file_bytes)
         if (setrlimit(limits[i].what, &l) < 0)
             return -1;
     }
-    return cut_bounding_set() < 0 ? -1 : prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
+    return cut_bounding_set() < 0 || keep_few() < 0 ? -1 : prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
 }

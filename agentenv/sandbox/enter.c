@@ -274,32 +274,22 @@ static void become_root(void)
     must(setresuid(0, 0, 0), "setresuid");
 }
 
-/* Init finds its descriptors by number; all others are closed by the exec. */
+/* Init finds its control socket by number.  Nothing else of the spawner's comes along. */
 static void place_fds(const struct enter *e)
 {
     int control = must(fcntl(e->control, F_DUPFD, 16), "descriptors");
-    int filters = must(fcntl(e->filters, F_DUPFD, 16), "descriptors");
-    int init = must(fcntl(e->init, F_DUPFD, 16), "descriptors");
     int null = must(open("/dev/null", O_RDWR), "/dev/null");
 
     for (int i = 0; i < 3; i++)
         must(dup2(null, i), "descriptors");
     must(dup2(control, WIRE_CONTROL_FD), "descriptors");
-    must(dup2(filters, WIRE_FILTER_FD), "descriptors");
     control_fd = WIRE_CONTROL_FD;
-    must(dup2(init, WIRE_FILTER_FD + 1), "descriptors");
-    must((int)syscall(SYS_close_range, WIRE_FILTER_FD + 1, ~0U, 4 /* CLOSE_RANGE_CLOEXEC */),
-         "descriptors");
-    must((int)syscall(SYS_close_range, WIRE_PARKED_FD, WIRE_PARKED_FD, 0), "descriptors");
+    must((int)syscall(SYS_close_range, WIRE_CONTROL_FD + 1, ~0U, 0), "descriptors");
 }
 
 void enter_sandbox(const struct enter *e)
 {
-    static char name[] = "agentenv-init";
-    char *const argv[] = {name, NULL}, *const env[] = {NULL};
-
     control_fd = e->control;
-    must(unshare(CLONE_NEWCGROUP), "a cgroup namespace"); /* now that the cgroups are entered */
     reset_signals();
     become_root();
     must(setsid(), "setsid"); /* CRIU wants the session leader inside */
@@ -309,8 +299,6 @@ void enter_sandbox(const struct enter *e)
         must(enter_loopback_up(), "loopback");
     place_fds(e);
     must(confine_self(e->file_bytes), "capabilities and limits");
-    syscall(SYS_execveat, WIRE_FILTER_FD + 1, "", argv, env, AT_EMPTY_PATH);
-    give_up("executing agentenv-init");
 }
 
 /* What a live seal moves to the new root.  /dev itself is a directory of the overlay, so only what

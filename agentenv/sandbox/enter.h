@@ -10,15 +10,15 @@
 struct enter {
     int root;    /* detached overlay */
     int control; /* init's end of the first control socket; failures are reported there */
-    int init;    /* sealed memfd of agentenv-init */
-    int filters; /* sealed memfd of the seccomp programs */
     uint64_t file_bytes;
     enum box_network network;
     char hostname[65];
 };
 
-/* The id maps are written and the cgroups entered when this is called. */
-_Noreturn void enter_sandbox(const struct enter *e);
+/* In namespaces of its own, with the cgroups entered.  When it returns the process
+ * is confined, has no descriptor but 0 to 2 and the control socket, and is to serve as init; a
+ * failure is reported on that socket and ends it. */
+void enter_sandbox(const struct enter *e);
 
 /* For a live seal, in a child of the spawner: enters the namespaces and puts the overlay `root`
  * under the processes there; /proc and the mounts in /dev move over.  0 or an errno. */

@@ -6,6 +6,9 @@
  * go on: about a millisecond.  A process with another working directory than the root would stay on
  * the old overlay, read-only for ever; that is why init must be alone.
  *
+ * What needs no standstill is done before and after it: the directories of the next upper layer are
+ * made ahead, under other names, and the old work directory is removed when the box goes on.
+ *
  * A crash in the middle leaves a read-only root, or two upper directories: box_adopt() sees either.
  *
  * Otherwise, where the upper lies in memory, and after CRIU restored init, the box is stopped while
@@ -71,24 +74,72 @@ static int switch_root(const struct box *b, int root, struct lh_error *err)
     return r;
 }
 
+/* Restored by CRIU, init runs from a file of the overlay that it was restored on (restore.c): CRIU
+ * could not put it away once that overlay has gone from its mounts. */
+static bool init_runs_from_memory(const struct box *b)
+{
+    static const char memfd[] = "/memfd:";
+    char path[64], exe[sizeof memfd] = "";
+
+    snprintf(path, sizeof path, "/proc/%d/exe", b->identity.init_pid);
+    return readlink(path, exe, sizeof exe - 1) > 0 && !strcmp(exe, memfd);
+}
+
+/* The condition of a live seal. */
+static bool init_is_alone(const struct box *b)
+{
+    struct cgroup_counts c;
+
+    return b->memory < 0 && cgroup_count(&b->host->cgroups, b->id, &c, NULL) == 0 &&
+           c.processes == 1 && init_runs_from_memory(b);
+}
+
+static const char *const ahead[] = {"next", "next.work"};
+
+/* Whether a live seal is likely; then its directories are made. */
+static void make_ahead(const struct box *b)
+{
+    lh_autoclose int dir = open(b->dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    struct lh_error err = {0};
+
+    if (dir >= 0 && init_is_alone(b) && box_make_dirs(dir, ahead, &err) < 0)
+        lh_warn("a seal will take longer", "sandbox=%s why=%s", b->id, err.message);
+}
+
+/* Those made ahead, or else new ones. */
+static int make_next_upper(struct box *b, int dir, struct lh_error *err)
+{
+    char names[2][32];
+
+    box_upper_names(b->upper + 1, names[0], names[1]);
+    for (int i = 0; i < 2; i++)
+        if (renameat2(dir, ahead[i], dir, names[i], RENAME_NOREPLACE) < 0 && errno != ENOENT)
+            return lh_fail_errno(err, errno, "directory %s", names[i]);
+    return box_make_upper(dir, b->upper + 1, err);
+}
+
 /* The overlay is read-only and the upper has moved: from here on a failure leaves the box unusable
  * for writing, and the caller says so. */
 static int go_on_above(struct box *b, int dir, const char *sealed_path, struct lh_error *err)
 {
-    char old_upper[32], old_work[32];
     int r;
 
-    if ((r = box_push_layer(b, sealed_path, err)) < 0 ||
-        (r = box_make_upper(dir, b->upper + 1, err)) < 0)
+    if ((r = box_push_layer(b, sealed_path, err)) < 0 || (r = make_next_upper(b, dir, err)) < 0)
         return r;
-    box_upper_names(b->upper++, old_upper, old_work);
+    b->upper++;
     lh_autoclose int root = box_mount(b, NULL, dir, err);
-    if (root < 0 || (r = switch_root(b, root, err)) < 0)
-        return root < 0 ? root : r;
-    lh_autofree char *leftover = lh_format("%s/%s", b->dir, old_work);
-    if (!leftover || box_remove_tree(leftover, err) < 0)
+    return root < 0 ? root : switch_root(b, root, err);
+}
+
+/* Of the overlay that a live seal has ended. */
+static void remove_old_work(const struct box *b)
+{
+    char names[2][32];
+
+    box_upper_names(b->upper - 1, names[0], names[1]);
+    lh_autofree char *path = lh_format("%s/%s", b->dir, names[1]);
+    if (!path || box_remove_tree(path, NULL) < 0)
         lh_warn("a work directory stays until the sandbox goes", "sandbox=%s", b->id);
-    return 0;
 }
 
 /* 1 = sealed, 0 = somebody is writing. */
@@ -126,24 +177,10 @@ static int seal_by_copy(struct box *b, const char *sealed_path, struct lh_error 
     return r;
 }
 
-/* Restored by CRIU, init runs from a file of the overlay that it was restored on (restore.c): CRIU
- * could not put it away once that overlay has gone from its mounts. */
-static bool init_runs_from_memory(const struct box *b)
-{
-    static const char memfd[] = "/memfd:";
-    char path[64], exe[sizeof memfd] = "";
-
-    snprintf(path, sizeof path, "/proc/%d/exe", b->identity.init_pid);
-    return readlink(path, exe, sizeof exe - 1) > 0 && !strcmp(exe, memfd);
-}
-
 static int seal_stopped(struct box *b, const char *sealed_path, bool *live, struct lh_error *err)
 {
-    struct cgroup_counts c;
-    int r = cgroup_count(&b->host->cgroups, b->id, &c, err);
+    int r = init_is_alone(b) ? seal_live(b, sealed_path, err) : 0;
 
-    if (r == 0 && c.processes == 1 && b->memory < 0 && init_runs_from_memory(b))
-        r = seal_live(b, sealed_path, err);
     *live = r == 1;
     return r == 0 ? seal_by_copy(b, sealed_path, err) : r < 0 ? r : 0;
 }
@@ -161,6 +198,7 @@ int box_seal(struct box *b, const char *sealed_path, bool *live, struct lh_error
         return seal_by_copy(b, sealed_path, err);
     if (lstat(sealed_path, &st) == 0)
         return lh_fail(err, LH_ALREADY_EXISTS, "layer %s exists", sealed_path);
+    make_ahead(b);
     int r = cgroup_set_frozen(b->cgroup, true, lh_now_ms() + BOX_FREEZE_MS, err);
     if (r == 0)
         r = seal_stopped(b, sealed_path, live, err);
@@ -171,5 +209,7 @@ int box_seal(struct box *b, const char *sealed_path, bool *live, struct lh_error
             r = thaw.code;
         }
     }
+    if (*live)
+        remove_old_work(b);
     return r < 0 ? lh_wrap(err, "sealing sandbox %s", b->id) : 0;
 }

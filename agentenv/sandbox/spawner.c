@@ -14,7 +14,7 @@
 _Noreturn static void become_spawner(const struct cgroup_root *cgroups, int socket, int init_fd,
                                      int filters_fd)
 {
-    const int fds[SPAWNER_OWN_FDS] = {socket,         init_fd,        filters_fd,    cgroups->v2,
+    const int fds[SPAWNER_OWN_FDS] = {socket,         filters_fd,     cgroups->v2,
                                       cgroups->v1[0], cgroups->v1[1], cgroups->v1[2]};
     static char name[] = "agentenv-spawn";
     char text[SPAWNER_OWN_FDS][12], *argv[SPAWNER_OWN_FDS + 2] = {name}, *env[] = {NULL};

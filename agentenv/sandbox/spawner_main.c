@@ -1,4 +1,4 @@
-/* The spawner's side, which agentenv-init is when it is called with descriptors: see spawner.h. */
+/* The spawner's side, which agentenv-init is until it has forked: see spawner.h. */
 #include "agentenv/sandbox/spawner.h"
 
 #include <errno.h>
@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
@@ -17,11 +18,12 @@
 
 #include "agentenv/init/wire.h"
 #include "agentenv/sandbox/enter.h"
-#include "agentenv/sandbox/nets.h"
+#include "agentenv/sandbox/pairs.h"
 
 struct spawner {
     struct cgroup_root cgroups; /* v2 and v1[] only */
-    int socket, init_fd, filters_fd;
+    int socket;
+    void (*init)(void);
 };
 
 /* ---- replies ------------------------------------------------------------------------------- */
@@ -46,101 +48,114 @@ static void reply(int fd, enum wire_report_kind kind, int value, const char *ste
 
 /* ---- start --------------------------------------------------------------------------------- */
 
-static int write_text(const char *path, const char *text)
-{
-    lh_autoclose int fd = open(path, O_WRONLY | O_CLOEXEC);
+/* What the process between the spawner and an init has done: their memory is not the same. */
+static struct birth {
+    pid_t pid;
+    int pidfd;        /* in the table of descriptors, which they share */
+    const char *step; /* that failed, with errnum */
+    int errnum;
+} * birth;
 
-    return fd < 0 || write(fd, text, strlen(text)) < 0 ? -errno : 0;
-}
-
-/* Two ranges: the agent's ids, and one for init. */
-static int write_maps(pid_t pid)
-{
-    static const char *const files[] = {"uid_map", "gid_map"};
-    char path[64], map[96];
-
-    snprintf(map, sizeof map, "0 %d %d\n%d %d 1\n", BOX_UID_BASE, BOX_UID_COUNT, BOX_INIT_UID,
-             BOX_UID_BASE + BOX_INIT_UID);
-    for (int i = 0; i < 2; i++) {
-        snprintf(path, sizeof path, "/proc/%d/%s", pid, files[i]);
-        int e = write_text(path, map);
-        if (e < 0)
-            return e;
-    }
-    return 0;
-}
-
-static pid_t clone_sandbox(int cgroup, bool new_net, int *pidfd)
+static pid_t clone_sandbox(int *pidfd)
 {
     struct clone_args a = {
-        .flags = CLONE_NEWUSER | CLONE_NEWPID | CLONE_NEWNS | CLONE_NEWIPC | CLONE_NEWUTS |
-                 CLONE_NEWTIME | CLONE_INTO_CGROUP | CLONE_PIDFD | (new_net ? CLONE_NEWNET : 0),
-        .exit_signal = SIGCHLD,
+        .flags = CLONE_NEWPID | CLONE_NEWNS | CLONE_NEWIPC | CLONE_NEWUTS | CLONE_NEWCGROUP |
+                 CLONE_NEWTIME | CLONE_PARENT | CLONE_PIDFD,
         .pidfd = (uint64_t)(uintptr_t)pidfd,
-        .cgroup = (unsigned)cgroup,
     };
 
     return (pid_t)syscall(SYS_clone3, &a, sizeof a);
 }
 
 _Noreturn static void child(const struct spawner *s, const struct spawner_request *req,
-                            const int *fds, int go)
+                            const int *fds, const int go[2])
 {
-    struct enter e = {.root = fds[1],
-                      .control = fds[0],
-                      .init = s->init_fd,
-                      .filters = s->filters_fd,
-                      .file_bytes = req->file_bytes,
-                      .network = req->network};
+    struct enter e = {
+        .root = fds[1], .control = fds[0], .file_bytes = req->file_bytes, .network = req->network};
     char c;
 
+    munmap(birth, sizeof *birth); /* shared with nobody, and with no checkpoint */
+    close(go[1]);
     memcpy(e.hostname, req->hostname, sizeof e.hostname);
-    if (read(go, &c, 1) != 1) /* the spawner gave up and has said why */
+    if (read(go[0], &c, 1) != 1) /* the spawner gave up and has said why */
         _exit(1);
     enter_sandbox(&e);
+    s->init();
+    _exit(1);
 }
 
-/* After the fork: what only the host's root can do for the child.  NULL, or the step that failed
- * with *errnum set. */
-static const char *prepare_child(const struct spawner *s, const char *id, pid_t pid, int *errnum)
+/* In the process between, which is in the v2 cgroup already.  What it enters its child has from
+ * the first moment on. */
+static const char *bear(const struct spawner *s, const struct spawner_request *req, const int *fds,
+                        const struct pair *pair, const int go[2])
 {
-    *errnum = -write_maps(pid);
-    if (*errnum)
-        return "the id maps";
-    *errnum = -cgroup_attach(&s->cgroups, id, pid);
-    return *errnum ? "entering the cgroups" : NULL;
+    birth->errnum = -cgroup_attach(&s->cgroups, req->id, getpid());
+    if (birth->errnum)
+        return "entering the cgroups";
+    birth->errnum = -pairs_enter(pair);
+    if (birth->errnum)
+        return "entering the namespaces";
+    pid_t pid = clone_sandbox(&birth->pidfd);
+    if (pid == 0)
+        child(s, req, fds, go);
+    birth->errnum = errno;
+    birth->pid = pid;
+    return pid < 0 ? "namespaces" : NULL;
+}
+
+/* Nobody can enter a user namespace and stay what he was.  So the spawner stands still, as with
+ * vfork(), while a copy of it enters what is there, bears init as the spawner's child, and ends. */
+static const char *send_midwife(const struct spawner *s, const struct spawner_request *req,
+                                const int *fds, int cgroup, const struct pair *pair,
+                                const int go[2])
+{
+    struct clone_args a = {.flags = CLONE_VFORK | CLONE_FILES | CLONE_INTO_CGROUP,
+                           .exit_signal = SIGCHLD,
+                           .cgroup = (unsigned)cgroup};
+
+    *birth = (struct birth){.pid = -1, .pidfd = -1, .step = "forking", .errnum = ECHILD};
+    pid_t pid = (pid_t)syscall(SYS_clone3, &a, sizeof a);
+    if (pid == 0) {
+        birth->step = bear(s, req, fds, pair, go);
+        _exit(0);
+    }
+    if (pid < 0)
+        birth->errnum = errno;
+    return birth->step;
+}
+
+static void start_in(const struct spawner *s, const struct spawner_request *req, const int *fds,
+                     int cgroup, struct pair *pair)
+{
+    int go[2];
+
+    if (pipe2(go, O_CLOEXEC) < 0) {
+        reply(fds[0], WIRE_FAILED, errno, "a pipe", -1);
+        pairs_leave(pair, -1);
+        return;
+    }
+    const char *step = send_midwife(s, req, fds, cgroup, pair, go);
+    lh_autoclose int pidfd = birth->pidfd;
+    close(go[0]);
+    pairs_leave(pair, pidfd);
+    if (step)
+        reply(fds[0], WIRE_FAILED, birth->errnum, step, -1);
+    else
+        reply(fds[0], WIRE_SPAWNED, birth->pid, "", pidfd);
+    if (!step && write(go[1], "g", 1) != 1)
+        kill(birth->pid, SIGKILL);
+    close(go[1]);
 }
 
 static void start(const struct spawner *s, const struct spawner_request *req, const int *fds)
 {
     lh_autoclose int cgroup = cgroup_open(&s->cgroups, req->id);
-    lh_autoclose int pidfd = -1;
-    int go[2], errnum;
+    struct pair *pair = cgroup < 0 ? NULL : pairs_take(req->network != BOX_NET_NONE);
 
-    if (cgroup < 0 || pipe2(go, O_CLOEXEC) < 0) {
-        reply(fds[0], WIRE_FAILED, errno, "the cgroup", -1);
-        return;
-    }
-    int net = req->used_net ? nets_enter() : -1;
-    pid_t pid = clone_sandbox(cgroup, net < 0, &pidfd);
-    if (pid == 0) {
-        close(go[1]);
-        child(s, req, fds, go[0]);
-    }
-    errnum = errno;
-    close(go[0]);
-    if (net >= 0)
-        nets_leave(net, pidfd);
-    const char *step = pid < 0 ? "namespaces" : prepare_child(s, req->id, pid, &errnum);
-    if (step)
-        reply(fds[0], WIRE_FAILED, errnum, step, -1);
+    if (pair)
+        start_in(s, req, fds, cgroup, pair);
     else
-        reply(fds[0], WIRE_SPAWNED, pid, "", pidfd);
-    if (!step && write(go[1], "g", 1) != 1)
-        step = "go";
-    close(go[1]);
-    if (step && pid > 0)
-        kill(pid, SIGKILL);
+        reply(fds[0], WIRE_FAILED, errno, cgroup < 0 ? "the cgroup" : "namespaces", -1);
 }
 
 /* ---- criu ---------------------------------------------------------------------------------- */
@@ -250,7 +265,7 @@ _Noreturn static void serve(const struct spawner *s)
     _exit(0);
 }
 
-void spawner_main(char *const fds[SPAWNER_OWN_FDS])
+void spawner_main(char *const fds[SPAWNER_OWN_FDS], void (*init)(void))
 {
     int fd[SPAWNER_OWN_FDS];
     struct spawner s;
@@ -260,11 +275,12 @@ void spawner_main(char *const fds[SPAWNER_OWN_FDS])
         if (fd[i] >= 0)
             fcntl(fd[i], F_SETFD, FD_CLOEXEC);
     }
-    s = (struct spawner){.socket = fd[SPAWNER_FD_SOCKET],
-                         .init_fd = fd[SPAWNER_FD_INIT],
-                         .filters_fd = fd[SPAWNER_FD_FILTERS],
-                         .cgroups.v2 = fd[SPAWNER_FD_V2]};
+    s = (struct spawner){
+        .socket = fd[SPAWNER_FD_SOCKET], .init = init, .cgroups.v2 = fd[SPAWNER_FD_V2]};
     memcpy(s.cgroups.v1, fd + SPAWNER_FD_V1, sizeof s.cgroups.v1);
+    birth = mmap(NULL, sizeof *birth, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (birth == MAP_FAILED)
+        _exit(1);
     prctl(PR_SET_NAME, "agentenv-spawn");
     signal(SIGCHLD, SIG_IGN);
     signal(SIGINT, SIG_IGN); /* of the terminal: the daemon decides when to end */

@@ -133,32 +133,85 @@ Test(reuse, nor_one_that_holds_something_else)
     cr_assert(box_destroy_named(lab.host, "one", dir, NULL) == 0);
 }
 
-/* ---- the network namespace ---- */
+/* ---- namespaces ---- */
 
-static void net_of(struct box *b, char text[128])
+static const char both[] = "readlink /proc/self/ns/net; readlink /proc/self/ns/user";
+
+static void namespaces_of(struct box *b, char text[128])
 {
-    snprintf(text, 128, "%s", lab_out(b, "readlink /proc/self/ns/net"));
+    snprintf(text, 128, "%s", lab_out(b, both));
 }
 
-Test(reuse, throw_away_boxes_that_live_have_network_namespaces_of_their_own)
+static void namespaces_here(char text[128])
+{
+    char net[64] = "", user[64] = "";
+
+    cr_assert(readlink("/proc/self/ns/net", net, sizeof net - 1) > 0);
+    cr_assert(readlink("/proc/self/ns/user", user, sizeof user - 1) > 0);
+    snprintf(text, 128, "%s\n%s", net, user);
+}
+
+Test(reuse, boxes_that_live_share_no_namespace_and_an_empty_one_serves_again)
 {
     static const char count[] = "grep -c . /proc/net/unix /proc/net/dev /proc/net/tcp";
-    struct box *base = lab_start(&lab, "one"), *a = start_over(base, "a"),
-               *b = start_over(base, "b");
-    char net_a[128], net_b[128], net_c[128], host[128] = "";
+    struct box *a = lab_start(&lab, "a"), *b = lab_start(&lab, "b");
+    char of_a[128], of_b[128], of_c[128], host[128];
 
-    net_of(a, net_a);
-    net_of(b, net_b);
-    cr_assert(readlink("/proc/self/ns/net", host, sizeof host - 1) > 0);
-    cr_assert(ne(str, net_a, net_b));
-    cr_assert(ne(str, net_a, host));
+    namespaces_of(a, of_a);
+    namespaces_of(b, of_b);
+    namespaces_here(host);
+    cr_assert(ne(str, of_a, of_b));
+    cr_assert(ne(str, of_a, host));
     destroy(a);
-    struct box *c = start_over(base, "c");
-    net_of(c, net_c);
-    cr_assert(eq(str, net_c, net_a)); /* it was empty */
-    snprintf(net_a, sizeof net_a, "%s", lab_out(base, count));
-    cr_assert(eq(str, (char *)lab_out(c, count), net_a)); /* as in one that was never used */
+    struct box *c = lab_start(&lab, "c");
+    namespaces_of(c, of_c);
+    cr_assert(eq(str, of_c, of_a)); /* it was empty */
+    snprintf(of_b, sizeof of_b, "%s", lab_out(b, count));
+    cr_assert(eq(str, (char *)lab_out(c, count), of_b)); /* as in one that was never used */
     destroy(b);
     destroy(c);
-    destroy(base);
+}
+
+Test(reuse, a_box_with_a_loopback_gets_none_that_another_had)
+{
+    struct box *a = lab_start(&lab, "a");
+    struct lh_error err = {0};
+    char of_a[128], of_b[128];
+
+    namespaces_of(a, of_a);
+    destroy(a); /* its namespaces are kept */
+    struct box_layer layer;
+    struct box_spec spec = lab_spec(&lab, "b", &layer);
+    spec.network = BOX_NET_LOOPBACK;
+    struct box *b = box_start(lab.host, &spec, &err);
+    cr_assert(b != NULL, "%s", err.message);
+    namespaces_of(b, of_b);
+    cr_assert(ne(str, of_b, of_a));
+    destroy(b);
+}
+
+/* ---- init, which is a fork of the spawner ---- */
+
+Test(reuse, init_has_nothing_of_the_spawner)
+{
+    static const char mask[] = "00000000000000fb", none[] = "0000000000000000";
+    struct box *b = lab_start(&lab, "one");
+    char want[256];
+
+    snprintf(want, sizeof want, "CapInh:\t%s\nCapPrm:\t%s\nCapEff:\t%s\nCapBnd:\t%s\nCapAmb:\t%s",
+             none, mask, mask, mask, none);
+    cr_assert(eq(str, (char *)lab_out(b, "grep ^Cap /proc/1/status"), want));
+    cr_assert(
+        eq(str, (char *)lab_out(b, "grep ^NoNewPrivs /proc/1/status"), (char *)"NoNewPrivs:\t1"));
+    cr_assert(eq(str, (char *)lab_out(b, "tr -d '\\0' </proc/1/cmdline"), (char *)"agentenv-init"));
+    lab_out(b, "! cat /proc/1/maps && ! ls /proc/1/fd && ! cat /proc/1/environ");
+    lh_autofree char *fds = lh_format("/proc/%d/fd", box_identity(b).init_pid);
+    lh_autofree char *list = lh_format("ls %s | tr '\\n' ' '", fds);
+    char text[128] = "";
+    FILE *f = popen(list, "r");
+    cr_assert(f != NULL);
+    cr_assert(fgets(text, sizeof text, f) != NULL);
+    pclose(f);
+    cr_assert(eq(str, text, (char *)"0 1 2 3 4 5 6 "), "%s", text);
+    destroy(b);
 }
