@@ -47,6 +47,8 @@ void rpc_call_unref(struct rpc_call *c)
         return;
     if (c->request)
         grpc_byte_buffer_destroy(c->request);
+    if (c->last)
+        grpc_byte_buffer_destroy(c->last);
     free(c->bearer);
     grpc_metadata_array_destroy(&c->metadata);
     grpc_call_details_destroy(&c->details);
@@ -219,7 +221,16 @@ void rpc_call_serve(struct rpc_call *c)
 
     if (!rpc_cancelled(c))
         r = run_handler(c, &reply, &e);
-    rpc_call_finish(c, !r && reply ? rpc_buffer_from_message(reply) : NULL, r, r ? e.message : "");
+    if (!r && reply)
+        rpc_send_last(c, reply);
+    rpc_call_finish(c, r ? NULL : lh_steal(&c->last), r, r ? e.message : "");
+}
+
+void rpc_send_last(struct rpc_call *c, const ProtobufCMessage *message)
+{
+    if (c->last)
+        grpc_byte_buffer_destroy(c->last);
+    c->last = rpc_buffer_from_message(message);
 }
 
 bool rpc_cancelled(const struct rpc_call *c)

@@ -267,14 +267,19 @@ int rpc_unary(struct rpc_channel *ch, const char *method, const ProtobufCMessage
     return r;
 }
 
-/* 1 = a message was handed on, 0 = the stream has ended, negative = `each` wants no more. */
-static int next_message(struct client_call *c, const ProtobufCMessageDescriptor *type,
-                        rpc_each_fn *each, void *ctx, struct lh_error *err)
+static bool receive(struct client_call *c)
 {
     grpc_op op = {0};
 
     receive_op(c, &op);
-    if (!call_batch(c, &op, 1) || !c->reply)
+    return call_batch(c, &op, 1);
+}
+
+/* 1 = a message was handed on, 0 = the stream has ended, negative = `each` wants no more. */
+static int hand_on(struct client_call *c, bool received, const ProtobufCMessageDescriptor *type,
+                   rpc_each_fn *each, void *ctx, struct lh_error *err)
+{
+    if (!received || !c->reply)
         return 0;
     lh_automsg(ProtobufCMessage) m = take_reply(c, type, err);
     if (!m)
@@ -288,13 +293,15 @@ int rpc_stream(struct rpc_channel *ch, const char *method, const ProtobufCMessag
                void *ctx, struct lh_error *err)
 {
     struct client_call c;
-    grpc_op ops[4] = {0}, status = {0};
-    int r = 1;
+    grpc_op ops[5] = {0}, status = {0};
 
     call_init(&c, ch, method, request, timeout_ms);
-    call_batch(&c, ops, open_ops(&c, ops)); /* a failure comes again as the status */
-    while (r > 0)
-        r = next_message(&c, reply_type, each, ctx, err);
+    size_t n = open_ops(&c, ops);
+    receive_op(&c, &ops[n++]);
+    bool received = call_batch(&c, ops, n); /* a failure comes again as the status */
+    int r;
+    while ((r = hand_on(&c, received, reply_type, each, ctx, err)) > 0)
+        received = receive(&c);
     if (r < 0)
         grpc_call_cancel(c.call, NULL);
     status_op(&c, &status);

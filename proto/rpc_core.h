@@ -49,6 +49,7 @@ struct rpc_call {
     const struct rpc_method *method;
     const ProtobufCMethodDescriptor *descriptor;
     grpc_byte_buffer *request;
+    grpc_byte_buffer *last; /* goes with the status; or NULL */
     struct rpc_tag on_new, on_close, on_batch;
     int close_cancelled; /* written by gRPC before on_close */
     atomic_bool cancelled;

@@ -275,7 +275,8 @@ int service_exec(void *ctx, struct rpc_call *call, const ProtobufCMessage *reque
         return r;
     last.event_case = LONGHAUL__SANDBOX__V1__EXEC_EVENT__EVENT_EXIT;
     last.exit = &exit;
-    return rpc_send(call, &last.base, err);
+    rpc_send_last(call, &last.base);
+    return 0;
 }
 
 int service_exec_input(void *ctx, struct rpc_call *call, const ProtobufCMessage *request,

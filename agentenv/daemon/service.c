@@ -23,24 +23,31 @@ int64_t call_deadline_ms(const struct rpc_call *call)
     return theirs == INT64_MAX ? ours : theirs;
 }
 
-static int reply_sandbox(struct daemon *d, const char *id, ProtobufCMessage **reply,
-                         struct lh_error *err)
-{
-    V1(Sandbox) *s = daemon_show(d, id, err);
-
-    *reply = s ? &s->base : NULL;
-    return s ? 0 : err->code;
-}
-
-V1(Sandbox) * daemon_show(struct daemon *d, const char *id, struct lh_error *err)
+static V1(Sandbox) * describe(struct daemon *d, const char *id, bool usage, struct lh_error *err)
 {
     struct sandbox *s;
 
     if (sandbox_find(d, id, &s, err) < 0)
         return NULL;
-    V1(Sandbox) *m = sandbox_message(d, s, true, err);
+    V1(Sandbox) *m = sandbox_message(d, s, usage, err);
     sandbox_unref(d, s);
     return m;
+}
+
+V1(Sandbox) * daemon_show(struct daemon *d, const char *id, struct lh_error *err)
+{
+    return describe(d, id, true, err);
+}
+
+/* The answer to an operation.  What the sandbox uses is for those who ask (Show, List): to find out
+ * takes longer than to freeze it. */
+static int reply_sandbox(struct daemon *d, const char *id, ProtobufCMessage **reply,
+                         struct lh_error *err)
+{
+    V1(Sandbox) *s = describe(d, id, false, err);
+
+    *reply = s ? &s->base : NULL;
+    return s ? 0 : err->code;
 }
 
 static int service_create(void *ctx, struct rpc_call *call, const ProtobufCMessage *request,
@@ -58,8 +65,11 @@ static int service_create(void *ctx, struct rpc_call *call, const ProtobufCMessa
 static int service_show(void *ctx, struct rpc_call *call, const ProtobufCMessage *request,
                         ProtobufCMessage **reply, struct lh_error *err)
 {
+    V1(Sandbox) *s = daemon_show(ctx, ((const V1(SandboxId) *)request)->id, err);
+
     (void)call;
-    return reply_sandbox(ctx, ((const V1(SandboxId) *)request)->id, reply, err);
+    *reply = s ? &s->base : NULL;
+    return s ? 0 : err->code;
 }
 
 static int service_list(void *ctx, struct rpc_call *call, const ProtobufCMessage *request,
