@@ -3,7 +3,8 @@
  *     name   ours   peer   limit   unit   ratio
  *
  * `peer` is what the figure is measured beside in the same run (0 = nothing: "-"), ratio is ours /
- * peer, `limit` is the least that is acceptable (0 = no target yet: "-"). */
+ * peer, `limit` is the least that is acceptable, or the most (0 = no target yet: "-"); a row with a
+ * limit says "ok" or that it was missed. */
 #ifndef TESTS_BENCH_BENCH_H
 #define TESTS_BENCH_BENCH_H
 
@@ -18,19 +19,45 @@ static inline void bench_cell(double value)
         printf(" %10s", "-");
 }
 
-/* False when the limit is missed; the bench then exits with 1. */
-static inline bool bench_row(const char *name, double ours, double peer, double limit,
-                             const char *unit)
+static inline void bench_line(const char *name, double ours, double peer, double limit,
+                              const char *unit, const char *verdict)
 {
-    printf("%-36s", name);
+    printf("%-44s", name);
     bench_cell(ours);
     bench_cell(peer);
     bench_cell(limit);
     printf("  %-12s", unit);
     bench_cell(peer > 0 ? ours / peer : 0);
-    printf("%s\n", ours < limit ? "  BELOW ITS LIMIT" : "");
+    printf("  %s\n", verdict);
     fflush(stdout);
+}
+
+/* False when the limit is missed; the bench then exits with 1. */
+static inline bool bench_row(const char *name, double ours, double peer, double limit,
+                             const char *unit)
+{
+    bench_line(name, ours, peer, limit, unit,
+               limit <= 0      ? ""
+               : ours >= limit ? "ok"
+                               : "BELOW ITS LIMIT");
     return ours >= limit;
+}
+
+/* The same for a figure of which less is better. */
+static inline bool bench_at_most(const char *name, double ours, double peer, double limit,
+                                 const char *unit)
+{
+    bench_line(name, ours, peer, limit, unit,
+               limit <= 0      ? ""
+               : ours <= limit ? "ok"
+                               : "ABOVE ITS LIMIT");
+    return limit <= 0 || ours <= limit;
+}
+
+/* What could not be measured is said, and is no failure. */
+static inline void bench_unmeasured(const char *name, const char *why)
+{
+    printf("%-44s not measured: %s\n", name, why);
 }
 
 #endif
