@@ -33,8 +33,9 @@ int cgroup_create(const struct cgroup_root *r, const char *id, const struct box_
                   struct lh_error *err);
 int cgroup_open(const struct cgroup_root *r, const char *id); /* -1 with errno */
 
-/* Puts a process into the v1 cgroups; nothing to do with v2_limits.  0 or -errno. */
-int cgroup_attach(const struct cgroup_root *r, const char *id, pid_t pid);
+/* Puts the calling process, which has one thread, into the v1 cgroups; nothing to do with
+ * v2_limits.  0 or -errno. */
+int cgroup_enter(const struct cgroup_root *r, const char *id);
 
 /* Below the sandbox's: one for an exec, which init may fork into.  Fills dir and kill. */
 int cgroup_exec_create(int box_fd, const char *exec_id, int *dir, int *kill, struct lh_error *err);

@@ -89,7 +89,7 @@ _Noreturn static void child(const struct spawner *s, const struct spawner_reques
 static const char *bear(const struct spawner *s, const struct spawner_request *req, const int *fds,
                         const struct pair *pair, const int go[2])
 {
-    birth->errnum = -cgroup_attach(&s->cgroups, req->id, getpid());
+    birth->errnum = -cgroup_enter(&s->cgroups, req->id);
     if (birth->errnum)
         return "entering the cgroups";
     birth->errnum = -pairs_enter(pair);
@@ -186,7 +186,7 @@ static void run_criu(const struct spawner *s, const struct spawner_request *req,
     }
     pid_t pid = clone_criu(cgroup, &pidfd);
     if (pid == 0) {
-        if (cgroup >= 0 && cgroup_attach(&s->cgroups, req->id, getpid()) < 0)
+        if (cgroup >= 0 && cgroup_enter(&s->cgroups, req->id) < 0)
             _exit(1);
         spawner_criu_run(fds[1], fds[2], root);
     }

@@ -62,7 +62,12 @@ static double dump_once(pid_t init)
         kit_dir, kit_dir, kit_dir, init);
     int64_t start_us = lh_now_us();
 
-    return command && system(command) == 0 ? kit_ms_since(start_us) : 0;
+    if (command && system(command) == 0)
+        return kit_ms_since(start_us);
+    lh_autofree char *reason = lh_format("grep -h Error %s/raw/raw.log | head -n 3 >&2", kit_dir);
+    if (reason && system(reason))
+        fprintf(stderr, "criu by hand gives no reason\n");
+    return 0;
 }
 
 /* In a child with a mount namespace of its own; the first round fills the cache. */

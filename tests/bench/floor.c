@@ -65,9 +65,10 @@ static int write_map(pid_t pid, const char *file)
     return fd >= 0 && write(fd, map, strlen(map)) > 0 ? 0 : -1;
 }
 
-static int enter(int root)
+static int enter(int root, const char *name)
 {
-    if (unshare(CLONE_NEWCGROUP) < 0 || setresgid(0, 0, 0) < 0 || setresuid(0, 0, 0) < 0 ||
+    if (cgroup_enter(&cgroups, name) < 0 || unshare(CLONE_NEWCGROUP) < 0 ||
+        setresgid(0, 0, 0) < 0 || setresuid(0, 0, 0) < 0 ||
         mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) < 0)
         return -1;
     int proc = overlay_new_fs("proc", NULL, 0);
@@ -77,11 +78,11 @@ static int enter(int root)
     return move_mount(proc, "", AT_FDCWD, "/proc", MOVE_MOUNT_F_EMPTY_PATH);
 }
 
-_Noreturn static void child(int root, int go)
+_Noreturn static void child(int root, const char *name, int go)
 {
     char c;
 
-    if (read(go, &c, 1) == 1 && enter(root) == 0)
+    if (read(go, &c, 1) == 1 && enter(root, name) == 0)
         execl("/bin/true", "true", (char *)NULL);
     _exit(1);
 }
@@ -98,10 +99,10 @@ static int run_in(int root, int cgroup, const char *name)
         return -1;
     pid_t pid = (pid_t)syscall(SYS_clone3, &a, sizeof a);
     if (pid == 0)
-        child(root, go[0]);
+        child(root, name, go[0]);
     close(go[0]);
     if (pid > 0 && write_map(pid, "uid_map") == 0 && write_map(pid, "gid_map") == 0 &&
-        cgroup_attach(&cgroups, name, pid) == 0 && write(go[1], "g", 1) != 1)
+        write(go[1], "g", 1) != 1)
         errno = EPIPE;
     close(go[1]);
     return pid > 0 && waitpid(pid, &status, 0) == pid && status == 0 ? 0 : -1;
