@@ -154,9 +154,14 @@ static void obey(struct incoming *in, ssize_t size)
 
 /* CRIU looks at init's namespaces from inside its user namespace, which a process that has changed
  * its id refuses.  The agent could be no ptracer of another user's process either way. */
-static void quiesce(void)
+static void let_criu_look(void)
 {
     prctl(PR_SET_DUMPABLE, 1, 0, 0, 0);
+}
+
+static void quiesce(void)
+{
+    let_criu_look();
     exec_detach();
     if (control >= 0)
         close(control);
@@ -174,6 +179,7 @@ static void serve_control(void)
     } else if (n == 0 || errno != EAGAIN) {
         close(control); /* the daemon is gone; another will come through the parked pair */
         control = -1;
+        let_criu_look(); /* whoever wants to save the sandbox without one */
     }
 }
 

@@ -103,7 +103,7 @@ bool box_is_dead(struct box *b); /* its init was there and has ended */
 /* ---- placement.c: which process is in which exec's cgroup ------------------------------------ */
 
 /* Written beside the images while all stand still; a restored tree is in one cgroup at first. */
-int placement_save(const struct box *b, int images, struct lh_error *err);
+int placement_save(struct box *b, int images, struct lh_error *err);
 int placement_restore(const struct box *b, int images, struct lh_error *err);
 
 struct box_criu {
