@@ -1,10 +1,7 @@
 #include "agentenv/daemon/metrics.h"
 
-#include <arpa/inet.h>
-#include <dirent.h>
 #include <errno.h>
 #include <inttypes.h>
-#include <microhttpd.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -13,11 +10,9 @@
 #include "agentenv/network/gate.h"
 #include "agentenv/snapshot/snapshot.h"
 #include "proto/file.h"
-#include "proto/log.h"
+#include "proto/metrics.h"
 
-LH_LOG_COMPONENT("metrics");
-
-enum { METHODS = 96, STATUSES = 17, CONNECTIONS = 16, HTTP_TIMEOUT_S = 10 };
+enum { METHODS = 96, STATUSES = 17 };
 
 struct calls {
     char method[96];
@@ -27,7 +22,7 @@ struct calls {
 
 struct metrics {
     struct daemon *d;
-    struct MHD_Daemon *http;
+    struct metrics_http *http;
     pthread_mutex_t lock; /* calls */
     struct calls calls[METHODS];
     size_t n_calls;
@@ -60,8 +55,9 @@ void metrics_call(struct metrics *m, const char *method, int status, int64_t too
 
 /* ---- the table ---- */
 
-static void write_calls(struct metrics *m, FILE *f, const char *name)
+static void write_calls(void *ctx, FILE *f, const char *name)
 {
+    struct metrics *m = ctx;
     LH_LOCKED(&m->lock);
     for (size_t i = 0; i < m->n_calls; i++)
         for (int s = 0; s < STATUSES; s++)
@@ -70,16 +66,18 @@ static void write_calls(struct metrics *m, FILE *f, const char *name)
                         lh_status_name(-s), m->calls[i].by_status[s]);
 }
 
-static void write_seconds(struct metrics *m, FILE *f, const char *name)
+static void write_seconds(void *ctx, FILE *f, const char *name)
 {
+    struct metrics *m = ctx;
     LH_LOCKED(&m->lock);
     for (size_t i = 0; i < m->n_calls; i++)
         fprintf(f, "%s{method=\"%s\"} %.6f\n", name, m->calls[i].method,
                 (double)m->calls[i].took_us / 1e6);
 }
 
-static void write_states(struct metrics *m, FILE *f, const char *name)
+static void write_states(void *ctx, FILE *f, const char *name)
 {
+    struct metrics *m = ctx;
     unsigned n[SB_DELETED + 1] = {0};
 
     pthread_mutex_lock(&m->d->lock);
@@ -91,8 +89,9 @@ static void write_states(struct metrics *m, FILE *f, const char *name)
         fprintf(f, "%s{state=\"%s\"} %u\n", name, sandbox_state_name(s), n[s]);
 }
 
-static void write_deaths(struct metrics *m, FILE *f, const char *name)
+static void write_deaths(void *ctx, FILE *f, const char *name)
 {
+    struct metrics *m = ctx;
     static const char *const causes[DEATH_CAUSES] = {
         "unspecified", "exited", "oom", "killed", "ttl", "host_restart", "error"};
 
@@ -100,8 +99,9 @@ static void write_deaths(struct metrics *m, FILE *f, const char *name)
         fprintf(f, "%s{cause=\"%s\"} %llu\n", name, causes[i], (unsigned long long)m->d->deaths[i]);
 }
 
-static void write_warm_starts(struct metrics *m, FILE *f, const char *name)
+static void write_warm_starts(void *ctx, FILE *f, const char *name)
 {
+    struct metrics *m = ctx;
     static const char *const results[WARM_STARTS] = {"restored", "cold_no_engine", "cold_not_made",
                                                      "cold_restore_failed"};
 
@@ -118,75 +118,58 @@ static void write_rows(struct metrics *m, FILE *f, const char *name, const char 
         fprintf(f, "%s %lld\n", name, (long long)n);
 }
 
-static void write_snapshots(struct metrics *m, FILE *f, const char *name)
+static void write_snapshots(void *ctx, FILE *f, const char *name)
 {
+    struct metrics *m = ctx;
     write_rows(m, f, name, "SELECT count(*) FROM snapshots WHERE ready=1");
 }
 
-static void write_layers(struct metrics *m, FILE *f, const char *name)
+static void write_layers(void *ctx, FILE *f, const char *name)
 {
+    struct metrics *m = ctx;
     write_rows(m, f, name, "SELECT count(*) FROM layers");
 }
 
-static void write_layer_bytes(struct metrics *m, FILE *f, const char *name)
+static void write_layer_bytes(void *ctx, FILE *f, const char *name)
 {
+    struct metrics *m = ctx;
     write_rows(m, f, name, "SELECT coalesce(sum(bytes), 0) FROM layers");
 }
 
-static void write_store_bytes(struct metrics *m, FILE *f, const char *name)
+static void write_store_bytes(void *ctx, FILE *f, const char *name)
 {
+    struct metrics *m = ctx;
     uint64_t bytes;
 
     if (quota_used(m->d, &bytes, NULL) == 0)
         fprintf(f, "%s %" PRIu64 "\n", name, bytes);
 }
 
-static void write_store_limit(struct metrics *m, FILE *f, const char *name)
+static void write_store_limit(void *ctx, FILE *f, const char *name)
 {
+    struct metrics *m = ctx;
     fprintf(f, "%s %" PRIu64 "\n", name, m->d->store_limit);
 }
 
-static void write_connections(struct metrics *m, FILE *f, const char *name)
+static void write_connections(void *ctx, FILE *f, const char *name)
 {
+    struct metrics *m = ctx;
     struct gate_counts c = gate_counts(m->d->gate);
 
     fprintf(f, "%s{result=\"accepted\"} %llu\n%s{result=\"refused\"} %llu\n", name,
             (unsigned long long)c.accepted, name, (unsigned long long)c.refused);
 }
 
-static void write_gate_bytes(struct metrics *m, FILE *f, const char *name)
+static void write_gate_bytes(void *ctx, FILE *f, const char *name)
 {
+    struct metrics *m = ctx;
     struct gate_counts c = gate_counts(m->d->gate);
 
     fprintf(f, "%s{direction=\"out\"} %llu\n%s{direction=\"in\"} %llu\n", name,
             (unsigned long long)c.bytes_out, name, (unsigned long long)c.bytes_in);
 }
 
-static void write_memory(struct metrics *m, FILE *f, const char *name)
-{
-    lh_autofclose FILE *statm = fopen("/proc/self/statm", "re");
-    unsigned long pages;
-
-    (void)m;
-    if (statm && fscanf(statm, "%*u %lu", &pages) == 1)
-        fprintf(f, "%s %lu\n", name, pages * (unsigned long)sysconf(_SC_PAGESIZE));
-}
-
-static void write_descriptors(struct metrics *m, FILE *f, const char *name)
-{
-    lh_autoclosedir DIR *dir = opendir("/proc/self/fd");
-    int n = -3; /* "." and ".." and this one */
-
-    (void)m;
-    while (dir && readdir(dir))
-        n++;
-    fprintf(f, "%s %d\n", name, n);
-}
-
-static const struct family {
-    const char *name, *type, *help;
-    void (*write)(struct metrics *m, FILE *f, const char *name);
-} families[] = {
+static const struct metrics_family families[] = {
     {"agentenv_calls_total", "counter", "Calls that have ended", write_calls},
     {"agentenv_call_seconds_total", "counter", "Time that calls took", write_seconds},
     {"agentenv_sandboxes", "gauge", "Sandboxes by state", write_states},
@@ -199,26 +182,13 @@ static const struct family {
     {"agentenv_store_limit_bytes", "gauge", "Its limit; 0 = none", write_store_limit},
     {"agentenv_connections_total", "counter", "Connections at the gate", write_connections},
     {"agentenv_connection_bytes_total", "counter", "Bytes carried", write_gate_bytes},
-    {"process_resident_memory_bytes", "gauge", "Of agentenvd", write_memory},
-    {"process_open_fds", "gauge", "Of agentenvd", write_descriptors},
+    {"process_resident_memory_bytes", "gauge", "Of agentenvd", metrics_write_memory},
+    {"process_open_fds", "gauge", "Of agentenvd", metrics_write_descriptors},
 };
 
 char *metrics_text(struct metrics *m, struct lh_error *err)
 {
-    char *text = NULL;
-    size_t len;
-    FILE *f = open_memstream(&text, &len);
-
-    if (!f)
-        return lh_fail_errno(err, errno, "metrics"), NULL;
-    for (size_t i = 0; i < LH_ARRAY_SIZE(families); i++) {
-        const struct family *a = &families[i];
-        fprintf(f, "# HELP %s %s\n# TYPE %s %s\n", a->name, a->help, a->name, a->type);
-        a->write(m, f, a->name);
-    }
-    if (fclose(f) != 0)
-        return free(text), lh_fail_errno(err, ENOMEM, "metrics"), NULL;
-    return text;
+    return metrics_format(families, LH_ARRAY_SIZE(families), m, err);
 }
 
 int service_metrics(void *ctx, struct rpc_call *call, const ProtobufCMessage *request,
@@ -237,57 +207,9 @@ int service_metrics(void *ctx, struct rpc_call *call, const ProtobufCMessage *re
     return out->text ? 0 : err->code;
 }
 
-/* ---- HTTP ---- */
-
-static enum MHD_Result answer(struct MHD_Connection *c, unsigned status, char *text)
+static char *text_for_http(void *m)
 {
-    static char nothing[] = "only GET /metrics\n";
-    struct MHD_Response *r =
-        MHD_create_response_from_buffer(strlen(text ? text : nothing), text ? text : nothing,
-                                        text ? MHD_RESPMEM_MUST_FREE : MHD_RESPMEM_PERSISTENT);
-
-    if (!r)
-        return free(text), MHD_NO;
-    MHD_add_response_header(r, "Content-Type", "text/plain; version=0.0.4");
-    enum MHD_Result sent = MHD_queue_response(c, status, r);
-    MHD_destroy_response(r);
-    return sent;
-}
-
-static enum MHD_Result on_request(void *ctx, struct MHD_Connection *c, const char *url,
-                                  const char *method, const char *version, const char *data,
-                                  size_t *len, void **state)
-{
-    bool ours = !strcmp(url, "/metrics") && !strcmp(method, "GET");
-
-    (void)version;
-    (void)data;
-    (void)len;
-    (void)state;
-    return ours ? answer(c, MHD_HTTP_OK, metrics_text(ctx, NULL))
-                : answer(c, MHD_HTTP_NOT_FOUND, NULL);
-}
-
-static int listen_http(struct metrics *m, const char *address, struct lh_error *err)
-{
-    struct sockaddr_in a = {.sin_family = AF_INET};
-    char host[INET_ADDRSTRLEN];
-    unsigned port;
-    int end = 0;
-
-    if (sscanf(address, "%15[0-9.]:%u%n", host, &port, &end) != 2 || address[end] ||
-        port > UINT16_MAX || inet_pton(AF_INET, host, &a.sin_addr) != 1)
-        return lh_fail(err, LH_INVALID_ARGUMENT, "--metrics \"%s\" is not IPV4:PORT", address);
-    a.sin_port = htons((uint16_t)port);
-    m->http = MHD_start_daemon(
-        MHD_USE_INTERNAL_POLLING_THREAD | MHD_USE_AUTO, (uint16_t)port, NULL, NULL, on_request, m,
-        MHD_OPTION_SOCK_ADDR, &a, MHD_OPTION_CONNECTION_LIMIT, (unsigned)CONNECTIONS,
-        MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)HTTP_TIMEOUT_S, MHD_OPTION_END);
-    if (!m->http)
-        return lh_fail_errno(err, errno, "serving metrics at %s", address);
-    const union MHD_DaemonInfo *info = MHD_get_daemon_info(m->http, MHD_DAEMON_INFO_BIND_PORT);
-    lh_info("serving metrics", "address=%s port=%u", host, info ? info->port : port);
-    return 0;
+    return metrics_text(m, NULL);
 }
 
 struct metrics *metrics_create(struct daemon *d, const char *address, struct lh_error *err)
@@ -299,7 +221,7 @@ struct metrics *metrics_create(struct daemon *d, const char *address, struct lh_
     m->d = d;
     d->metrics = m;
     pthread_mutex_init(&m->lock, NULL);
-    if (!address || listen_http(m, address, err) == 0)
+    if (!address || (m->http = metrics_serve(address, METRICS_BY_THREAD, text_for_http, m, err)))
         return m;
     metrics_destroy(m);
     return NULL;
@@ -309,8 +231,7 @@ void metrics_destroy(struct metrics *m)
 {
     if (!m)
         return;
-    if (m->http)
-        MHD_stop_daemon(m->http);
+    metrics_stop(m->http);
     pthread_mutex_destroy(&m->lock);
     free(m);
 }

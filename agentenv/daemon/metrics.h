@@ -1,6 +1,5 @@
-/* What agentenvd counts, in Prometheus' text format: one table (metrics.c), read by the rpc Metrics
- * and, where --metrics asks for it, by HTTP at /metrics.  That port knows no access control: it
- * belongs on loopback or behind a firewall. */
+/* What agentenvd counts, in Prometheus' text format (proto/metrics.h): one table (metrics.c), read
+ * by the rpc Metrics and, where --metrics asks for it, by HTTP at /metrics. */
 #ifndef AGENTENV_DAEMON_METRICS_H
 #define AGENTENV_DAEMON_METRICS_H
 
