@@ -63,6 +63,11 @@ const struct job_field job_fields[] = {
          "file with its user and password or keys, readable by nobody else"),
     NUM("kvstore", KvStore, remote_ttl_s, JOB_U32, 0, 1e9, "86400",
         "seconds after which Redis forgets an object, 0 = never"),
+    TEXT("kvstore", KvStore, quotas, JOB_STRING, "",
+         "TENANT=MEMORY[+DISK], ... bounds what tenants may hold; * = each other one"),
+    TEXT("kvstore", KvStore, tenant, JOB_STRING, "", "whom this job's entries count for"),
+    TEXT("kvstore", KvStore, metrics, JOB_STRING, "",
+         "IPV4:PORT where kvstored serves Prometheus' metrics; empty = nowhere"),
 
     NUM("warm_start", WarmStart, steps, JOB_U32, 0, 1e6, "0", "behaviour cloning steps, 0 = none"),
     NUM("warm_start", WarmStart, batch_sequences, JOB_U32, 1, 4096, "64", "demonstrations a step"),

@@ -9,15 +9,23 @@
 
 struct cli {
     struct kv_link link;
-    const char *job_dir;
-    const char *root; /* argument of ls and drop: a root in hexadecimal; of explain: a trajectory;
-                       * NULL = none */
+    const char *job_dir, *socket; /* socket: of kvstored */
+    const char *argument;         /* NULL = none */
     bool json;
 };
 
 /* Of one command: 0, or a negative lh_status. */
 typedef int cli_command(struct cli *c, struct lh_error *err);
-cli_command cli_stat, cli_ls, cli_verify, cli_drop, cli_explain;
+cli_command cli_stat, cli_ls, cli_show, cli_verify, cli_drop, cli_explain, cli_bench, cli_metrics,
+    cli_man, cli_completion;
+
+extern const struct cli_verb {
+    const char *name, *args, *doc;
+    cli_command *run;
+    enum { CLI_STORE, CLI_JOB, CLI_NOTHING } needs; /* kvstored, a job directory, or neither */
+} cli_verbs[];                                      /* the last is empty */
+/* argp's text; NULL when memory is out. */
+char *cli_help(void);
 
 Longhaul__Kv__V1__Reply *cli_call(struct cli *c, const Longhaul__Kv__V1__Request *q,
                                   struct lh_error *err);
@@ -30,6 +38,9 @@ typedef int cli_each(void *ctx, const Longhaul__Kv__V1__Entry *e, struct lh_erro
 int cli_list(struct cli *c, const ProtobufCBinaryData *root, cli_each *each, void *ctx,
              struct lh_error *err);
 
+/* Every field of a message under its own name, so that a new one is shown without code; texts only
+ * where there is one. */
+json_t *cli_fields(const ProtobufCMessage *m);
 json_t *cli_hex(const ProtobufCBinaryData *bytes);
 /* Prints and frees: a row a line under headings, or JSON.  Columns end with NULL. */
 int cli_print_rows(const struct cli *c, json_t *rows, const char *const *columns,

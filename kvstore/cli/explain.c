@@ -51,18 +51,18 @@ static int explain(const struct cli *c, const glob_t *files, struct lh_error *er
                                           "split_tokens", "bytes", "load_ms",  "compute_ms",
                                           "why",          NULL};
     uint64_t sums[KV_DECISION_COUNT] = {0};
-    json_t *rows = c->root ? json_array() : NULL;
+    json_t *rows = c->argument ? json_array() : NULL;
     int r = 0;
 
     for (size_t i = 0; r == 0 && i < files->gl_pathc; i++)
-        r = c->root ? kv_trace_read(files->gl_pathv[i], c->root, add_record, rows, err)
-                    : add_counts(files->gl_pathv[i], sums, err);
+        r = c->argument ? kv_trace_read(files->gl_pathv[i], c->argument, add_record, rows, err)
+                        : add_counts(files->gl_pathv[i], sums, err);
     if (r < 0) {
         json_decref(rows);
         return r;
     }
-    return c->root ? cli_print_rows(c, rows, columns, err)
-                   : cli_print_rows(c, rows_of_counts(sums), count_columns, err);
+    return c->argument ? cli_print_rows(c, rows, columns, err)
+                       : cli_print_rows(c, rows_of_counts(sums), count_columns, err);
 }
 
 int cli_explain(struct cli *c, struct lh_error *err)

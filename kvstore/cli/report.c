@@ -18,9 +18,7 @@ Longhaul__Kv__V1__Reply *cli_call(struct cli *c, const Request *q, struct lh_err
     return kv_link_call(&c->link, q, lh_now_ms() + CALL_MS, err);
 }
 
-/* Every field of the reply under its own name, so that a new one is shown without code here; texts
- * only where there is one. */
-static json_t *fields_of(const ProtobufCMessage *m)
+json_t *cli_fields(const ProtobufCMessage *m)
 {
     json_t *o = json_object();
 
@@ -52,11 +50,43 @@ Longhaul__Kv__V1__Reply *cli_ask_stat(struct cli *c, struct lh_error *err)
     return r ? lh_steal(&r) : NULL;
 }
 
+static json_t *rows_of_tenants(const Longhaul__Kv__V1__StatReply *s)
+{
+    json_t *rows = json_array();
+
+    for (size_t i = 0; rows && i < s->n_tenants; i++) {
+        json_t *row = cli_fields(&s->tenants[i]->base);
+        json_object_del(row, "name"); /* which is left out where it is empty */
+        json_object_set_new(row, "tenant", json_string(s->tenants[i]->name));
+        json_array_append_new(rows, row);
+    }
+    return rows;
+}
+
+/* Tenants are worth a table when there is more than the one without a name, or a quota. */
+static int print_stat(const struct cli *c, const Longhaul__Kv__V1__StatReply *s,
+                      struct lh_error *err)
+{
+    static const char *const columns[] = {
+        "tenant",           "used_bytes", "quota_bytes", "disk_used_bytes",
+        "disk_quota_bytes", "refused",    "evicted",     NULL};
+    json_t *fields = cli_fields(&s->base), *tenants = rows_of_tenants(s);
+    bool table = s->n_tenants > 1 || (s->n_tenants && s->tenants[0]->quota_bytes);
+
+    if (c->json)
+        json_object_set(fields, "tenants", tenants);
+    int r = cli_print_object(c, fields, err);
+    if (r == 0 && !c->json && table)
+        return cli_print_rows(c, tenants, columns, err);
+    json_decref(tenants);
+    return r;
+}
+
 int cli_stat(struct cli *c, struct lh_error *err)
 {
     lh_automsg(Longhaul__Kv__V1__Reply) r = cli_ask_stat(c, err);
 
-    return r ? cli_print_object(c, fields_of(&r->stat->base), err) : err->code;
+    return r ? print_stat(c, r->stat, err) : err->code;
 }
 
 static int list_page(struct cli *c, const ProtobufCBinaryData *root, uint64_t *after,
@@ -136,12 +166,12 @@ int cli_ls(struct cli *c, struct lh_error *err)
     uint8_t bytes[16];
     ProtobufCBinaryData root = {sizeof bytes, bytes};
 
-    if (c->root && parse_root(c->root, bytes, err) < 0)
+    if (c->argument && parse_root(c->argument, bytes, err) < 0)
         return err->code;
     json_t *rows = json_array();
-    int r = cli_list(c, c->root ? &root : NULL, c->root ? add_object : add_root, rows, err);
+    int r = cli_list(c, c->argument ? &root : NULL, c->argument ? add_object : add_root, rows, err);
     if (r == 0)
-        return cli_print_rows(c, rows, c->root ? objects : roots, err);
+        return cli_print_rows(c, rows, c->argument ? objects : roots, err);
     json_decref(rows);
     return r;
 }
@@ -152,9 +182,9 @@ int cli_drop(struct cli *c, struct lh_error *err)
     Request q = LONGHAUL__KV__V1__REQUEST__INIT;
     uint8_t bytes[16];
 
-    if (!c->root)
+    if (!c->argument)
         return lh_fail(err, LH_INVALID_ARGUMENT, "drop needs a root, as `ls` prints them");
-    if (parse_root(c->root, bytes, err) < 0)
+    if (parse_root(c->argument, bytes, err) < 0)
         return err->code;
     drop.root = (ProtobufCBinaryData){sizeof bytes, bytes};
     q.body_case = LONGHAUL__KV__V1__REQUEST__BODY_DROP;

@@ -31,6 +31,9 @@ static int check_options(const struct kv_options *o, struct lh_error *err)
         return lh_fail(err, LH_INVALID_ARGUMENT,
                        "blocks of %zu and states of %zu bytes: each below 4 GiB, not both 0",
                        o->block_bytes, o->state_bytes);
+    if (o->tenant && strlen(o->tenant) > KV_TENANT_MAX)
+        return lh_fail(err, LH_INVALID_ARGUMENT, "tenant \"%s\" has more than %d bytes", o->tenant,
+                       KV_TENANT_MAX);
     if (strlen(o->name) > KV_NAME_MAX || o->timeout_ms < 0 || o->timeout_ms >= KV_TICKET_MAX_MS / 2)
         return lh_fail(err, LH_INVALID_ARGUMENT, "name \"%s\" or timeout %d ms is too long",
                        o->name, o->timeout_ms);
@@ -43,15 +46,20 @@ struct kv_client *kv_client_create(const struct kv_options *o, struct lh_error *
         return NULL;
     lh_autofree struct kv_client *c = calloc(1, sizeof *c);
     lh_autofree char *path = strdup(o->path), *name = strdup(o->name);
-    if (!c || !path || !name)
+    lh_autofree char *tenant = strdup(o->tenant ? o->tenant : "");
+    if (!c || !path || !name || !tenant)
         return lh_fail_errno(err, ENOMEM, "kv client"), NULL;
     c->options = *o;
     c->options.path = lh_steal(&path);
     c->options.name = lh_steal(&name);
+    c->options.tenant = lh_steal(&tenant);
     if (!c->options.timeout_ms)
         c->options.timeout_ms = TIMEOUT_MS;
     c->link.fd = -1;
+    c->queue.last = &c->queue.first;
     pthread_mutex_init(&c->lock, NULL);
+    pthread_mutex_init(&c->queue.lock, NULL);
+    pthread_cond_init(&c->queue.changed, NULL);
     return lh_steal(&c);
 }
 
@@ -59,11 +67,20 @@ void kv_client_destroy(struct kv_client *c)
 {
     if (!c)
         return;
+    kv_queue_stop(&c->queue);
     kv_link_close(&c->link);
+    pthread_cond_destroy(&c->queue.changed);
+    pthread_mutex_destroy(&c->queue.lock);
     pthread_mutex_destroy(&c->lock);
     free((char *)c->options.path);
     free((char *)c->options.name);
+    free((char *)c->options.tenant);
     free(c);
+}
+
+const char *kv_client_tenant(const struct kv_client *c)
+{
+    return c ? c->options.tenant : "";
 }
 
 int64_t kv_client_deadline(const struct kv_client *c)
@@ -103,6 +120,8 @@ static int open_root(struct kv_client *c, int64_t deadline_ms, struct lh_error *
     open.block_bytes = (uint32_t)c->options.block_bytes;
     open.state_bytes = (uint32_t)c->options.state_bytes;
     open.unit_tokens = c->options.unit_tokens;
+    if (c->link.features & KV_FEATURE_TENANTS)
+        open.tenant = (char *)c->options.tenant;
     q.body_case = LONGHAUL__KV__V1__REQUEST__BODY_OPEN_ROOT;
     q.open_root = &open;
     return call_for_done(c, &q, deadline_ms, err);
@@ -241,24 +260,32 @@ void kv_client_release(struct kv_client *c, struct kv_visit *visit, uint64_t id,
         lh_warn("release", "%s", err.message);
 }
 
-int kv_pressure(struct kv_client *c, struct kv_pressure *out, struct lh_error *err)
+int64_t kv_run_look(struct kv_async *io, struct lh_error *err)
 {
     Longhaul__Kv__V1__StatRequest stat = LONGHAUL__KV__V1__STAT_REQUEST__INIT;
     Request q = LONGHAUL__KV__V1__REQUEST__INIT;
     struct kv_visit visit = {0};
-    struct lh_error local;
 
     q.body_case = LONGHAUL__KV__V1__REQUEST__BODY_STAT;
     q.stat = &stat;
-    err = err ? err : &local;
     lh_automsg(Longhaul__Kv__V1__Reply) r =
-        kv_client_call(c, &q, &visit, kv_client_deadline(c), err);
+        kv_client_call(io->client, &q, &visit, io->batch.deadline_ms, err);
     kv_map_unref(visit.map);
     if (!r || r->body_case != LONGHAUL__KV__V1__REPLY__BODY_STAT)
         return r ? lh_fail(err, LH_INTERNAL, "kvstored did not answer STAT") : err->code;
-    *out = (struct kv_pressure){.load_wait_ms = r->stat->load_queue_wait_ms,
-                                .spill_wait_ms = r->stat->store_queue_wait_ms,
-                                .capacity_bytes = r->stat->capacity_bytes,
-                                .used_bytes = r->stat->used_bytes};
+    io->pressure = (struct kv_pressure){.load_wait_ms = r->stat->load_queue_wait_ms,
+                                        .spill_wait_ms = r->stat->store_queue_wait_ms,
+                                        .capacity_bytes = r->stat->capacity_bytes,
+                                        .used_bytes = r->stat->used_bytes};
     return 0;
+}
+
+int kv_pressure(struct kv_client *c, struct kv_pressure *out, struct lh_error *err)
+{
+    struct kv_async io = {.client = c, .kind = KV_LOOK, .name = ""};
+    int64_t r = kv_async_run_here(&io, err);
+
+    if (r == 0)
+        *out = io.pressure;
+    return (int)r;
 }

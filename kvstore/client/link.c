@@ -2,6 +2,7 @@
 
 #include <errno.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -80,33 +81,71 @@ static Longhaul__Kv__V1__Reply *exchange(int fd, const Longhaul__Kv__V1__Request
     return receive(fd, got_fd, deadline_ms, err);
 }
 
-static struct kv_map *say_hello(int fd, const char *name, int64_t deadline_ms, struct lh_error *err)
+/* What a kvstored of another version answers: its protocol must be one of ours. */
+static int agree(struct kv_link *l, const Longhaul__Kv__V1__HelloReply *hello, struct lh_error *err)
+{
+    const char *peer = *hello->version ? hello->version : "unknown";
+
+    if (!kv_protocol_shared(hello->protocol, hello->protocol))
+        return lh_fail(
+            err, LH_FAILED_PRECONDITION,
+            "kvstored of version %.63s speaks protocol %u, this client of version " LONGHAUL_VERSION
+            " %d to %d: run both from one build",
+            peer, hello->protocol, KV_PROTOCOL_OLDEST, KV_PROTOCOL);
+    l->features = hello->features;
+    strncpy(l->peer, peer, sizeof l->peer - 1);
+    return 0;
+}
+
+int kv_link_needs(const struct kv_link *l, enum kv_feature feature, const char *what,
+                  struct lh_error *err)
+{
+    if (l->features & feature)
+        return 0;
+    return lh_fail(err, LH_UNIMPLEMENTED,
+                   "kvstored of version %s knows no %s, this client of version " LONGHAUL_VERSION
+                   " does: restart it from this build",
+                   l->peer, what);
+}
+
+static int say_hello(struct kv_link *l, int fd, const char *name, int64_t deadline_ms,
+                     struct lh_error *err)
 {
     Longhaul__Kv__V1__HelloRequest hello = LONGHAUL__KV__V1__HELLO_REQUEST__INIT;
     Longhaul__Kv__V1__Request q = LONGHAUL__KV__V1__REQUEST__INIT;
     lh_autoclose int segment = -1;
 
     hello.protocol = KV_PROTOCOL;
+    hello.oldest = KV_PROTOCOL_OLDEST;
+    hello.features = KV_FEATURES;
+    hello.version = (char *)LONGHAUL_VERSION;
     hello.client = (char *)name;
     q.body_case = LONGHAUL__KV__V1__REQUEST__BODY_HELLO;
     q.hello = &hello;
     lh_automsg(Longhaul__Kv__V1__Reply) r = exchange(fd, &q, &segment, deadline_ms, err);
     if (!r || refusal(r, err) < 0)
-        return NULL;
-    if (r->body_case != LONGHAUL__KV__V1__REPLY__BODY_HELLO || segment < 0)
-        return lh_fail(err, LH_INTERNAL, "kvstored did not say hello"), NULL;
-    return map_segment(segment, r->hello->segment_bytes, err);
+        return err->code;
+    if (r->body_case != LONGHAUL__KV__V1__REPLY__BODY_HELLO)
+        return lh_fail(err, LH_INTERNAL, "kvstored did not say hello");
+    if (agree(l, r->hello, err) < 0)
+        return err->code;
+    if (segment < 0)
+        return lh_fail(err, LH_INTERNAL, "kvstored gave no segment");
+    l->map = map_segment(segment, r->hello->segment_bytes, err);
+    return l->map ? 0 : err->code;
 }
 
 int kv_link_open(struct kv_link *l, const char *path, const char *name, int64_t deadline_ms,
                  struct lh_error *err)
 {
+    struct lh_error local;
+
+    err = err ? err : &local;
     *l = (struct kv_link){.fd = -1};
     lh_autoclose int fd = ipc_connect(path, 0, err);
     if (fd < 0)
         return fd;
-    l->map = say_hello(fd, name, deadline_ms, err);
-    if (!l->map)
+    if (say_hello(l, fd, name, deadline_ms, err) < 0)
         return lh_wrap(err, "%s", path);
     l->fd = lh_steal_fd(&fd);
     return 0;

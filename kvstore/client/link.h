@@ -6,6 +6,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "kvstore/protocol.h"
 #include "longhaul/kv/v1/kv.pb-c.h"
 #include "proto/error.h"
 
@@ -25,7 +26,12 @@ struct kv_link {
     int fd; /* -1 = closed */
     struct kv_map *map;
     unsigned owed; /* replies to kv_link_post() that have not been read yet */
+    uint64_t features;
+    char peer[KV_VERSION_MAX + 1]; /* version of kvstored; "" = it did not say */
 };
+/* UNIMPLEMENTED, with both versions, when kvstored has not the feature that `what` needs. */
+int kv_link_needs(const struct kv_link *l, enum kv_feature feature, const char *what,
+                  struct lh_error *err);
 
 /* Does not wait for a server that is not there: UNAVAILABLE.  Deadlines as of lh_now_ms(). */
 int kv_link_open(struct kv_link *l, const char *path, const char *name, int64_t deadline_ms,

@@ -59,6 +59,24 @@ static uint64_t hit_bytes(const struct kv_index *ix, const struct kv_node *hit, 
     return (uint64_t)(hit->unit + 1u - from) * g->block_bytes + g->state_bytes;
 }
 
+static struct kv_trail *trail_of(struct kv_call *c, const struct kv_key *root)
+{
+    return kv_trail_of(&c->service->trails, c->request->lookup->trajectory, root, c->now_us);
+}
+
+static void remember_hit(struct kv_call *c, const struct kv_node *hit, uint64_t units,
+                         uint64_t bytes)
+{
+    struct kv_trail *t = trail_of(c, &kv_root_of(&c->service->index, hit)->key);
+
+    if (!t)
+        return;
+    t->hits++;
+    t->hit_units += units;
+    t->loaded_bytes += bytes;
+    t->hit = hit->hash;
+}
+
 static int grant_hit(struct kv_call *c, struct kv_node *hit, uint32_t from, LookupReply *r,
                      struct lh_error *err)
 {
@@ -85,6 +103,7 @@ static int grant_hit(struct kv_call *c, struct kv_node *hit, uint32_t from, Look
     s->count.hits++;
     s->count.hit_units += hit->unit + 1 - from;
     s->count.loaded_bytes += bytes;
+    remember_hit(c, hit, hit->unit + 1 - from, bytes);
     return 0;
 }
 
@@ -190,7 +209,10 @@ static void begin_lookup(struct kv_call *c, const struct lookup *l, uint32_t wai
     struct kv_service *s = c->service;
     struct kv_root *root = kv_root_find(&s->index, &l->key);
     struct kv_wait *w = &c->peer->wait;
+    struct kv_trail *trail = trail_of(c, &l->key);
 
+    if (trail)
+        trail->lookups++;
     s->count.lookups++;
     w->deadline_us = c->now_us + (wait_ms ? wait_ms : WAIT_MS) * INT64_C(1000);
     if (!s->has_remote || !root)

@@ -85,13 +85,16 @@ static int serve(const Longhaul__Job__V1__KvStore *options, const char *path, co
                                    .remote = {.location = *options->remote ? options->remote : NULL,
                                               .credentials = options->remote_credentials,
                                               .ttl_s = options->remote_ttl_s},
-                                   .eviction = *options->eviction ? options->eviction : NULL};
+                                   .eviction = *options->eviction ? options->eviction : NULL,
+                                   .quotas = options->quotas};
+    struct kv_server_options so = {
+        .listen_fd = listen_fd, .stop_fd = stop_fd, .metrics = options->metrics};
     int r = kv_service_init(&service, &o, err);
     if (r == 0) {
         lh_info("serving", "socket=%s bytes=%llu page=%u huge=%d", path,
                 (unsigned long long)service.segment.bytes, service.segment.page_bytes,
                 service.segment.huge);
-        r = kv_server_run(&service, listen_fd, stop_fd, err);
+        r = kv_server_run(&service, &so, err);
         kv_service_finish(&service);
     }
     unlink(path);

@@ -64,7 +64,7 @@ static int find_place(struct kv_call *c, const PutRequest *q, struct put *p, str
     return 0;
 }
 
-static bool grant_object(struct kv_service *s, const struct kv_root *root, enum kv_part part,
+static bool grant_object(struct kv_service *s, struct kv_root *root, enum kv_part part,
                          struct kv_object *o)
 {
     uint32_t page;
@@ -104,6 +104,34 @@ bool kv_grant_pages(struct kv_service *s, struct kv_grant *g, const struct kv_ke
            (!state || grant_object(s, g->root, KV_STATE, &g->state));
 }
 
+static uint64_t pages_of(const struct put *p)
+{
+    const struct kv_root *r = p->root;
+    uint64_t blocks = r->geometry.block_bytes ? p->n - p->skip : 0;
+
+    return blocks * r->pages[KV_BLOCK][KV_MEMORY] + (p->state ? r->pages[KV_STATE][KV_MEMORY] : 0);
+}
+
+/* Beyond the quota even with nothing else of the tenant's there is refused before anything goes. */
+static bool exceeds_quota(const struct kv_service *s, const struct put *p)
+{
+    uint64_t quota = s->index.tenants[p->root->tenant].quota[KV_MEMORY];
+
+    return quota && pages_of(p) > quota;
+}
+
+static int refuse_put(struct kv_call *c, const struct put *p, struct lh_error *err)
+{
+    struct kv_index *ix = &c->service->index;
+    const uint32_t block = p->root->pages[KV_BLOCK][KV_MEMORY],
+                   state = p->root->pages[KV_STATE][KV_MEMORY];
+    bool quota = exceeds_quota(c->service, p) ||
+                 !kv_tenant_has_room(ix, p->root, KV_MEMORY, block > state ? block : state);
+
+    ix->tenants[p->root->tenant].refused += quota;
+    return kv_refuse(c, quota ? KV_QUOTA : KV_FULL, p->bytes, err);
+}
+
 static int fill_put(struct kv_call *c, const struct put *p, const struct kv_grant *g,
                     struct lh_error *err)
 {
@@ -129,31 +157,56 @@ static int fill_put(struct kv_call *c, const struct put *p, const struct kv_gran
     return 0;
 }
 
+static int grant(struct kv_call *c, const struct put *p, struct lh_error *err)
+{
+    struct kv_service *s = c->service;
+
+    if (p->skip == p->n && !p->state) {
+        kv_node_touch(&s->index, p->at);
+        return fill_put(c, p, NULL, err);
+    }
+    if (exceeds_quota(s, p))
+        return refuse_put(c, p, err);
+    if (!kv_flow_admits(&s->flow, &c->peer->share, KV_SPILL, p->bytes))
+        return kv_refuse(c, KV_INFLIGHT, p->bytes, err);
+    struct kv_grant *g = kv_grant_new(c, KV_SPILL, p->root, p->at, 0, p->bytes,
+                                      (int)c->request->put->deadline_ms, err);
+    if (!g)
+        return err->code;
+    const struct kv_key *rest = p->chain + p->skip;
+    bool room = kv_grant_pages(s, g, rest, p->n - p->skip, p->first + p->skip, p->state);
+    int r = room ? fill_put(c, p, g, err) : refuse_put(c, p, err);
+    if (r < 0)
+        kv_grant_end(s, c->peer, g, false);
+    return r;
+}
+
+static void remember(struct kv_call *c, const struct put *p, int r)
+{
+    struct kv_trail *t =
+        kv_trail_of(&c->service->trails, c->request->put->trajectory, &p->root->key, c->now_us);
+
+    if (!t)
+        return;
+    t->puts++;
+    t->refused += r < 0;
+    t->put_bytes += r < 0 ? 0 : p->bytes;
+    if (r == 0)
+        t->put = p->chain[p->n - 1];
+}
+
 int kv_handle_put(struct kv_call *c, struct lh_error *err)
 {
     const PutRequest *q = c->request->put;
-    struct kv_service *s = c->service;
     struct put p = {0};
     int r = check_put(c, q, &p, err);
 
-    if (r == 0)
-        r = find_place(c, q, &p, err);
     if (r < 0)
         return r;
-    if (p.skip == p.n && !p.state) {
-        kv_node_touch(&s->index, p.at);
-        return fill_put(c, &p, NULL, err);
-    }
-    if (!kv_flow_admits(&s->flow, &c->peer->share, KV_SPILL, p.bytes))
-        return kv_refuse(c, KV_INFLIGHT, p.bytes, err);
-    struct kv_grant *g =
-        kv_grant_new(c, KV_SPILL, p.root, p.at, 0, p.bytes, (int)q->deadline_ms, err);
-    if (!g)
-        return err->code;
-    bool room = kv_grant_pages(s, g, p.chain + p.skip, p.n - p.skip, p.first + p.skip, p.state);
-    r = room ? fill_put(c, &p, g, err) : kv_refuse(c, KV_FULL, p.bytes, err);
-    if (r < 0)
-        kv_grant_end(s, c->peer, g, false);
+    r = find_place(c, q, &p, err);
+    if (r == 0)
+        r = grant(c, &p, err);
+    remember(c, &p, r);
     return r;
 }
 

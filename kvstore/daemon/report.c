@@ -20,7 +20,8 @@ static void stat_flow(const struct kv_service *s, int64_t now_us, Longhaul__Kv__
     r->refused_full = f->refused[KV_FULL];
     r->refused_inflight = f->refused[KV_INFLIGHT];
     r->refused_parent = f->refused[KV_PARENT];
-    r->refused = r->refused_full + r->refused_inflight + r->refused_parent;
+    r->refused_quota = f->refused[KV_QUOTA];
+    r->refused = r->refused_full + r->refused_inflight + r->refused_parent + r->refused_quota;
 }
 
 static void stat_disk(const struct kv_service *s, Longhaul__Kv__V1__StatReply *r)
@@ -88,6 +89,37 @@ static void stat_index(const struct kv_service *s, Longhaul__Kv__V1__StatReply *
         r->reclaiming++;
 }
 
+/* All of them in one allocation. */
+struct tenants {
+    Longhaul__Kv__V1__TenantStat stats[KV_MAX_TENANTS], *list[KV_MAX_TENANTS];
+};
+
+static int stat_tenants(struct kv_call *c, Longhaul__Kv__V1__StatReply *r, struct lh_error *err)
+{
+    const struct kv_index *ix = &c->service->index;
+    struct tenants *all = kv_reply_alloc(c->reply, 1, sizeof *all);
+    uint32_t page[KV_TIERS];
+
+    if (!all)
+        return lh_fail(err, LH_RESOURCE_EXHAUSTED, "out of memory");
+    kv_service_page_bytes(c->service, page);
+    for (unsigned i = 0; i < ix->n_tenants; i++) {
+        const struct kv_tenant *t = &ix->tenants[i];
+        Longhaul__Kv__V1__TenantStat *to = all->list[i] = &all->stats[i];
+        *to = (Longhaul__Kv__V1__TenantStat)LONGHAUL__KV__V1__TENANT_STAT__INIT;
+        to->name = (char *)t->name;
+        to->used_bytes = t->granted[KV_MEMORY] * page[KV_MEMORY];
+        to->quota_bytes = t->quota[KV_MEMORY] * page[KV_MEMORY];
+        to->disk_used_bytes = t->granted[KV_DISK] * page[KV_DISK];
+        to->disk_quota_bytes = t->quota[KV_DISK] * page[KV_DISK];
+        to->refused = t->refused;
+        to->evicted = t->evicted;
+    }
+    r->n_tenants = ix->n_tenants;
+    r->tenants = all->list;
+    return 0;
+}
+
 int kv_handle_stat(struct kv_call *c, struct lh_error *err)
 {
     struct kv_service *s = c->service;
@@ -114,46 +146,29 @@ int kv_handle_stat(struct kv_call *c, struct lh_error *err)
     stat_disk(s, r);
     stat_remote(s, r);
     stat_flow(s, c->now_us, r);
-    return 0;
+    return stat_tenants(c, r, err);
 }
 
-/* Entries with their extents in one allocation. */
-struct page {
-    ListReply *reply;
-    struct slot {
-        Entry entry;
-        Extent memory, disk;
-    } * slots;
-    size_t limit;
-    int64_t now_us;
-};
-
-static Entry *add_entry(struct page *p, const struct kv_root *root, uint64_t used_us)
+static double idle_s(uint64_t used_us, int64_t now_us)
 {
-    struct slot *slot = &p->slots[p->reply->n_entries];
-    Entry *e = &slot->entry;
+    return used_us && now_us > (int64_t)used_us ? (double)(now_us - (int64_t)used_us) / 1e6 : 0;
+}
 
+static void begin_entry(Entry *e, const struct kv_root *root)
+{
     *e = (Entry)LONGHAUL__KV__V1__ENTRY__INIT;
     e->root.data = (uint8_t *)root->key.bytes;
     e->root.len = sizeof root->key.bytes;
     e->policy_step = root->policy_step;
     e->retired = root->retired;
-    e->idle_s =
-        used_us && p->now_us > (int64_t)used_us ? (double)(p->now_us - (int64_t)used_us) / 1e6 : 0;
-    p->reply->entries[p->reply->n_entries++] = e;
-    return e;
 }
 
-static void list_roots(const struct kv_service *s, struct page *p)
+void kv_entry_of_root(struct kv_entry *e, const struct kv_root *r, int64_t now_us)
 {
-    const struct kv_root *lists[] = {s->index.live, s->index.retired};
-
-    for (int i = 0; i < 2; i++)
-        for (const struct kv_root *r = lists[i]; r && p->reply->n_entries < p->limit; r = r->next) {
-            Entry *e = add_entry(p, r, r->used);
-            e->objects = r->objects;
-            e->bytes = r->bytes;
-        }
+    begin_entry(&e->entry, r);
+    e->entry.idle_s = idle_s(r->used, now_us);
+    e->entry.objects = r->objects;
+    e->entry.bytes = r->bytes;
 }
 
 static Extent *fill_extent(Extent *x, uint64_t offset, uint32_t bytes, const struct kv_object *o)
@@ -165,30 +180,61 @@ static Extent *fill_extent(Extent *x, uint64_t offset, uint32_t bytes, const str
     return x;
 }
 
-static void list_object(const struct kv_service *s, struct page *p, const struct kv_node *n,
-                        enum kv_part part)
+bool kv_entry_of_object(struct kv_entry *slot, const struct kv_service *s, const struct kv_node *n,
+                        enum kv_part part, int64_t now_us)
 {
     const struct kv_object *at = &n->parts[part];
     const struct kv_root *root = kv_root_of(&s->index, n);
     uint32_t bytes = part == KV_BLOCK ? root->geometry.block_bytes : root->geometry.state_bytes;
-    uint64_t memory_page = s->segment.page_bytes;
+    uint64_t memory_page = s->segment.page_bytes, disk_page = s->disk.page_bytes;
+    Entry *e = &slot->entry;
 
     if (!kv_object_exists(at))
-        return;
-    struct slot *slot = &p->slots[p->reply->n_entries];
-    Entry *e = add_entry(p, root, n->rank);
+        return false;
+    begin_entry(e, root);
+    e->idle_s = idle_s(n->rank, now_us);
     if (at->at[KV_MEMORY])
         e->extent = fill_extent(&slot->memory, (at->at[KV_MEMORY] - 1) * memory_page, bytes, at);
     if (at->at[KV_DISK])
-        e->disk = fill_extent(
-            &slot->disk, s->disk.data_at + (at->at[KV_DISK] - 1) * (uint64_t)s->disk.page_bytes,
-            bytes, at);
+        e->disk = fill_extent(&slot->disk, s->disk.data_at + (at->at[KV_DISK] - 1) * disk_page,
+                              bytes, at);
     e->part =
         part == KV_BLOCK ? LONGHAUL__KV__V1__PART__PART_BLOCK : LONGHAUL__KV__V1__PART__PART_STATE;
     e->unit = n->unit;
     e->bytes = bytes;
     e->hash.data = (uint8_t *)n->hash.bytes;
     e->hash.len = sizeof n->hash.bytes;
+    return true;
+}
+
+/* Entries in one allocation. */
+struct page {
+    ListReply *reply;
+    struct kv_entry *slots;
+    size_t limit;
+    int64_t now_us;
+};
+
+static struct kv_entry *next_slot(const struct page *p)
+{
+    return &p->slots[p->reply->n_entries];
+}
+
+static void add_entry(struct page *p)
+{
+    p->reply->entries[p->reply->n_entries] = &next_slot(p)->entry;
+    p->reply->n_entries++;
+}
+
+static void list_roots(const struct kv_service *s, struct page *p)
+{
+    const struct kv_root *lists[] = {s->index.live, s->index.retired};
+
+    for (int i = 0; i < 2; i++)
+        for (const struct kv_root *r = lists[i]; r && p->reply->n_entries < p->limit; r = r->next) {
+            kv_entry_of_root(next_slot(p), r, p->now_us);
+            add_entry(p);
+        }
 }
 
 /* By place in the table, which never moves: a page is cheap however large the store is, and an
@@ -203,8 +249,9 @@ static void list_objects(const struct kv_service *s, struct page *p, const struc
         const struct kv_node *n = &ix->nodes[after];
         if (n->phase != KV_VISIBLE || n->root != root->slot)
             continue;
-        list_object(s, p, n, KV_BLOCK);
-        list_object(s, p, n, KV_STATE);
+        for (int part = 0; part < KV_PARTS; part++)
+            if (kv_entry_of_object(next_slot(p), s, n, part, p->now_us))
+                add_entry(p);
     }
     p->reply->next = after < ix->touched ? after : 0;
 }

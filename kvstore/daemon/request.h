@@ -18,9 +18,13 @@ typedef int kv_handler(struct kv_call *c, struct lh_error *err);
 kv_handler kv_handle_put, kv_handle_commit;     /* put.c */
 kv_handler kv_handle_lookup, kv_handle_release; /* lookup.c */
 kv_handler kv_handle_stat, kv_handle_list;      /* report.c */
+kv_handler kv_handle_show;                      /* show.c */
 
 /* Zeroed and freed with the reply; NULL when memory is out. */
 void *kv_reply_alloc(struct kv_reply *r, size_t n, size_t size);
+
+/* Quotas of tenants (quotas.c); NULL and "" = none. */
+int kv_quotas_parse(struct kv_service *s, const char *text, struct lh_error *err);
 
 void kv_service_page_bytes(const struct kv_service *s, uint32_t page_bytes[KV_TIERS]);
 
@@ -29,6 +33,17 @@ int kv_check_key(const ProtobufCBinaryData *field, const char *what, struct kv_k
 int kv_check_chain(const ProtobufCBinaryData *field, const struct kv_key **chain, size_t *n,
                    struct lh_error *err);
 int kv_check_text(const char *text, size_t max, const char *what, struct lh_error *err);
+
+/* ---- entries (report.c) ---- */
+/* An entry with its extents. */
+struct kv_entry {
+    Longhaul__Kv__V1__Entry entry;
+    Longhaul__Kv__V1__Extent memory, disk;
+};
+void kv_entry_of_root(struct kv_entry *e, const struct kv_root *r, int64_t now_us);
+/* False: the node has no such part. */
+bool kv_entry_of_object(struct kv_entry *e, const struct kv_service *s, const struct kv_node *n,
+                        enum kv_part part, int64_t now_us);
 
 /* ---- grants (grants.c) ---- */
 /* Pins `at` (a lease: units from..at, bytes and all) and counts `bytes` as in flight; the ticket's

@@ -5,14 +5,16 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+#include "kvstore/daemon/metrics.h"
 #include "proto/clock.h"
 #include "proto/ipc.h"
 #include "proto/log.h"
+#include "proto/metrics.h"
 #include "proto/parse.h"
 
 LH_LOG_COMPONENT("kvstored");
 
-enum { STOP, LISTEN, DISK, REMOTE, FIRST_CLIENT, IDLE_MS = 1000, EXPIRE_MS = 100 };
+enum { STOP, LISTEN, DISK, REMOTE, METRICS, FIRST_CLIENT, IDLE_MS = 1000, EXPIRE_MS = 100 };
 
 struct client {
     int fd;
@@ -26,6 +28,7 @@ struct server {
     struct pollfd polls[FIRST_CLIENT + KV_MAX_CLIENTS];
     unsigned n;
     struct ipc_listener listener;
+    struct metrics_http *metrics; /* NULL = none */
     int64_t expire_at_ms;
 };
 
@@ -192,23 +195,58 @@ static int loop(struct server *s, struct lh_error *err)
         for (int tier = DISK; tier <= REMOTE; tier++)
             if (s->polls[tier].revents)
                 clear(s->polls[tier].fd);
+        if (s->metrics)
+            metrics_step(s->metrics);
         work = kv_service_work(s->service);
         serve_waiting(s);
     }
 }
 
-int kv_server_run(struct kv_service *service, int listen_fd, int stop_fd, struct lh_error *err)
+/* By a STAT of its own. */
+static char *metrics_text(void *service)
+{
+    Longhaul__Kv__V1__StatRequest stat = LONGHAUL__KV__V1__STAT_REQUEST__INIT;
+    Longhaul__Kv__V1__Request q = LONGHAUL__KV__V1__REQUEST__INIT;
+    struct kv_peer self = {.ready = true};
+    struct kv_reply reply;
+
+    q.body_case = LONGHAUL__KV__V1__REQUEST__BODY_STAT;
+    q.stat = &stat;
+    kv_service_handle(service, &self, &q, &reply);
+    bool ok = reply.message.body_case == LONGHAUL__KV__V1__REPLY__BODY_STAT;
+    char *text = ok ? kv_metrics_text(&reply.body.stat, NULL) : NULL;
+    kv_reply_finish(&reply);
+    return text;
+}
+
+static int start_metrics(struct server *s, const char *address, struct lh_error *err)
+{
+    s->polls[METRICS] = (struct pollfd){.fd = -1};
+    if (!*address)
+        return 0;
+    s->metrics = metrics_serve(address, METRICS_BY_OWNER, metrics_text, s->service, err);
+    if (!s->metrics)
+        return err->code;
+    s->polls[METRICS] = (struct pollfd){.fd = metrics_fd(s->metrics), .events = POLLIN};
+    return 0;
+}
+
+int kv_server_run(struct kv_service *service, const struct kv_server_options *o,
+                  struct lh_error *err)
 {
     struct server *s = calloc(1, sizeof *s);
 
     if (!s)
         return lh_fail_errno(err, ENOMEM, "server");
     s->service = service;
-    s->polls[STOP] = (struct pollfd){.fd = stop_fd, .events = POLLIN};
+    s->polls[STOP] = (struct pollfd){.fd = o->stop_fd, .events = POLLIN};
     s->polls[DISK] = (struct pollfd){.fd = service->disk.event_fd, .events = POLLIN};
     s->polls[REMOTE] = (struct pollfd){.fd = service->remote.event_fd, .events = POLLIN};
-    s->listener.fd = listen_fd;
-    int r = loop(s, err);
+    s->listener.fd = o->listen_fd;
+    int r = start_metrics(s, o->metrics, err);
+    if (r == 0)
+        r = loop(s, err);
+    metrics_stop(s->metrics);
     while (s->n)
         remove_client(s, 0);
     free(s);

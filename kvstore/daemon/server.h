@@ -7,7 +7,13 @@
 
 enum { KV_MAX_CLIENTS = 256 };
 
+struct kv_server_options {
+    int listen_fd, stop_fd;
+    const char *metrics; /* IPV4:PORT of /metrics; "" = none */
+};
+
 /* Serves until stop_fd is readable. */
-int kv_server_run(struct kv_service *s, int listen_fd, int stop_fd, struct lh_error *err);
+int kv_server_run(struct kv_service *service, const struct kv_server_options *o,
+                  struct lh_error *err);
 
 #endif

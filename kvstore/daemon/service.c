@@ -108,6 +108,10 @@ int kv_service_init(struct kv_service *s, const struct kv_service_options *o, st
         r = kv_index_init(&s->index, &s->pages, s->has_disk ? &s->disk.pages : NULL, err);
     if (r == 0)
         r = choose_policy(s, o->eviction, err);
+    if (r == 0)
+        r = kv_quotas_parse(s, o->quotas, err);
+    if (r == 0)
+        r = kv_trails_init(&s->trails, err);
     if (r == 0 && s->has_disk)
         r = start_disk(s, err);
     if (r < 0)
@@ -121,6 +125,7 @@ void kv_service_finish(struct kv_service *s)
     kv_pull_finish(s);
     kv_push_finish(&s->push);
     kv_exchange_finish(&s->exchange);
+    kv_trails_finish(&s->trails);
     kv_index_finish(&s->index);
     kv_disk_close(&s->disk);
     kv_pages_finish(&s->pages);
@@ -206,19 +211,24 @@ static int handle_hello(struct kv_call *c, struct lh_error *err)
 {
     const Longhaul__Kv__V1__HelloRequest *q = c->request->hello;
     Longhaul__Kv__V1__HelloReply *r = &c->reply->body.hello;
-
-    if (q->protocol != KV_PROTOCOL)
-        return lh_fail(err, LH_FAILED_PRECONDITION,
-                       "kvstored of version " LONGHAUL_VERSION
-                       " speaks protocol %d, the client %u: run both from one build",
-                       KV_PROTOCOL, q->protocol);
+    uint32_t protocol = kv_protocol_shared(q->oldest, q->protocol);
     int e = kv_check_text(q->client, KV_NAME_MAX, "client", err);
+
+    if (e == 0)
+        e = kv_check_text(q->version, KV_VERSION_MAX, "version", err);
     if (e < 0)
         return e;
+    if (!protocol)
+        return lh_fail(err, LH_FAILED_PRECONDITION,
+                       "kvstored of version " LONGHAUL_VERSION
+                       " speaks protocol %d, the client%s%s %u: run both from one build",
+                       KV_PROTOCOL, *q->version ? " of version " : "", q->version, q->protocol);
     strcpy(c->peer->name, q->client);
     c->peer->ready = true;
     *r = (Longhaul__Kv__V1__HelloReply)LONGHAUL__KV__V1__HELLO_REPLY__INIT;
-    r->protocol = KV_PROTOCOL;
+    r->protocol = protocol;
+    r->features = KV_FEATURES;
+    r->version = (char *)LONGHAUL_VERSION;
     r->segment_bytes = c->service->segment.bytes;
     r->page_bytes = c->service->segment.page_bytes;
     c->reply->with_segment = true;
@@ -237,6 +247,8 @@ static int handle_open_root(struct kv_call *c, struct lh_error *err)
     struct kv_key key;
     int r = kv_check_key(&q->root, "root", &key, err);
 
+    if (r == 0)
+        r = kv_check_text(q->tenant, KV_TENANT_MAX, "tenant", err);
     if (r < 0)
         return r;
     if (g.unit_tokens < 16 || g.unit_tokens > 65536)
@@ -251,10 +263,13 @@ static int handle_open_root(struct kv_call *c, struct lh_error *err)
                        g.block_bytes, g.state_bytes, (unsigned long long)capacity);
     uint32_t page_bytes[KV_TIERS];
     kv_service_page_bytes(c->service, page_bytes);
+    struct kv_index *ix = &c->service->index;
+    const struct kv_tenant *tenant = kv_tenant_named(ix, q->tenant, err);
     struct kv_root *root =
-        kv_root_open(&c->service->index, &key, &g, q->policy_step, page_bytes, err);
+        tenant ? kv_root_open(ix, &key, &g, q->policy_step, page_bytes, err) : NULL;
     if (!root)
         return err->code;
+    kv_tenant_adopt(ix, root, tenant);
     if (c->service->has_disk)
         kv_disk_root_changed(&c->service->disk, root->slot);
     return 0;
@@ -316,6 +331,7 @@ static const struct {
     [LONGHAUL__KV__V1__REQUEST__BODY_STAT] = {kv_handle_stat, false},
     [LONGHAUL__KV__V1__REQUEST__BODY_LIST] = {kv_handle_list, false},
     [LONGHAUL__KV__V1__REQUEST__BODY_DROP] = {handle_drop, false},
+    [LONGHAUL__KV__V1__REQUEST__BODY_SHOW] = {kv_handle_show, false},
 };
 
 static int dispatch(struct kv_call *c, struct lh_error *err)

@@ -16,6 +16,7 @@
 
 #include "kvstore/daemon/pull.h"
 #include "kvstore/daemon/push.h"
+#include "kvstore/daemon/trails.h"
 #include "kvstore/flow/flow.h"
 #include "kvstore/index/index.h"
 #include "kvstore/protocol.h"
@@ -76,6 +77,7 @@ struct kv_service {
     bool has_remote;
     struct kv_flow flow;
     struct kv_counters count;
+    struct kv_trails trails;
     uint64_t next_id;
     uint32_t grants;  /* of all peers */
     unsigned clients; /* kept by whoever accepts them */
@@ -87,6 +89,7 @@ struct kv_service_options {
     uint64_t disk_bytes;
     struct kv_remote_options remote; /* location NULL = no remote tier */
     const char *eviction;            /* name of a policy (index/policy.h); NULL = the default */
+    const char *quotas;              /* of tenants (daemon/quotas.c); NULL = none */
 };
 
 /* A disk that has no room, or is in use, leaves the store with its memory alone, and a warning; a
@@ -106,6 +109,7 @@ struct kv_reply {
         Longhaul__Kv__V1__LookupReply lookup;
         Longhaul__Kv__V1__StatReply stat;
         Longhaul__Kv__V1__ListReply list;
+        Longhaul__Kv__V1__ShowReply show;
     } body;
     struct lh_error error;
     void *owned[4];

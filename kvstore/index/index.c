@@ -19,6 +19,7 @@ int kv_index_init(struct kv_index *ix, struct kv_pages *memory, struct kv_pages 
                             .policy = kv_policy_default(),
                             .max_nodes = max_nodes,
                             .touched = 1,
+                            .n_tenants = 1,
                             .mask = buckets - 1};
     ix->nodes = calloc((size_t)max_nodes + 1, sizeof *ix->nodes);
     ix->buckets = calloc(buckets, sizeof *ix->buckets);
@@ -77,7 +78,7 @@ struct kv_node *kv_node_new(struct kv_index *ix, struct kv_root *root, const str
     return n;
 }
 
-void kv_object_free(struct kv_index *ix, const struct kv_root *root, enum kv_part part,
+void kv_object_free(struct kv_index *ix, struct kv_root *root, enum kv_part part,
                     struct kv_object *o, enum kv_tier tier)
 {
     if (!o->at[tier])
@@ -86,6 +87,7 @@ void kv_object_free(struct kv_index *ix, const struct kv_root *root, enum kv_par
     if (tier == KV_DISK)
         kv_disk_forget(ix->disk, e.page);
     kv_pages_give(ix->pages[tier], &e);
+    kv_tenant_grant(ix, root, tier, -(int64_t)root->pages[part][tier]);
     o->at[tier] = 0;
 }
 

@@ -39,8 +39,10 @@
 
 #include "kvstore/client.h"
 #include "kvstore/index/heap.h"
+#include "kvstore/protocol.h"
 #include "kvstore/tier/pages.h"
 
+enum { KV_MAX_TENANTS = 64 };
 enum { KV_MAX_ROOTS = 1024, KV_ROOT_SLOTS = 2 * KV_MAX_ROOTS, KV_GHOSTS = 1 << 14 };
 
 struct kv_disk;
@@ -72,14 +74,23 @@ struct kv_root {
     struct kv_geometry geometry;
     uint64_t policy_step;
     uint64_t used;
-    uint64_t objects, bytes; /* visible blocks and states; bytes of memory granted to them */
-    uint32_t refs;           /* nodes of any kind */
-    uint16_t slot;           /* its place in kv_index.roots */
-    uint16_t tenant;         /* of kv_index.tenants */
-    bool retired;            /* nothing of it matches any more */
+    uint64_t objects, bytes;    /* visible blocks and states; bytes of memory granted to them */
+    uint32_t refs;              /* nodes of any kind */
+    uint16_t slot;              /* its place in kv_index.roots */
+    uint16_t tenant;            /* of kv_index.tenants */
+    bool retired;               /* nothing of it matches any more */
+    uint64_t granted[KV_TIERS]; /* pages, pending objects included */
     uint32_t pages[KV_PARTS][KV_TIERS]; /* of one object */
     struct kv_heap orders[KV_ORDERS];
     struct kv_root *next;
+};
+
+/* Whose roots they are (tenants.c); [0] is "", which is everybody's who gives no name. */
+struct kv_tenant {
+    char name[KV_TENANT_MAX + 1];
+    bool has_quota;                              /* of its own, not that of "*" */
+    uint64_t quota[KV_TIERS], granted[KV_TIERS]; /* pages; quota 0 = none */
+    uint64_t refused, evicted;                   /* puts, and things dropped, because of it */
 };
 
 /* An object's first page in each tier, + 1; 0 = not there. */
@@ -117,6 +128,8 @@ struct kv_index {
     kv_ref free;
     kv_ref *buckets;
     struct kv_root *roots[KV_ROOT_SLOTS], *live, *retired;
+    struct kv_tenant tenants[KV_MAX_TENANTS];
+    unsigned n_tenants;
     uint64_t tick;
     uint64_t newest_step; /* of all roots opened so far */
     double mean_value;    /* of the value policy */
@@ -150,6 +163,16 @@ void kv_root_destroy(struct kv_root *r);
 bool kv_root_reclaimable(const struct kv_index *ix);
 /* Looks at up to `budget` nodes and frees those of retired roots; returns kv_root_reclaimable(). */
 bool kv_root_reclaim(struct kv_index *ix, unsigned budget);
+
+/* ---- tenants (tenants.c) ---- */
+/* Found or made; RESOURCE_EXHAUSTED when KV_MAX_TENANTS have roots or quotas. */
+struct kv_tenant *kv_tenant_named(struct kv_index *ix, const char *name, struct lh_error *err);
+/* The root is `t`'s from here, with all that it holds. */
+void kv_tenant_adopt(struct kv_index *ix, struct kv_root *r, const struct kv_tenant *t);
+/* Pages of the root's tenant have been granted, or have returned (negative). */
+void kv_tenant_grant(struct kv_index *ix, struct kv_root *r, enum kv_tier tier, int64_t pages);
+bool kv_tenant_has_room(const struct kv_index *ix, const struct kv_root *r, enum kv_tier tier,
+                        uint64_t pages);
 
 /* ---- nodes (index.c) ---- */
 /* A pending node, or NULL when there are max_nodes. */
@@ -190,14 +213,16 @@ void kv_node_place(struct kv_index *ix, struct kv_node *n, enum kv_part part, en
                    uint32_t page);
 void kv_node_leave(struct kv_index *ix, struct kv_node *n, enum kv_part part, enum kv_tier tier);
 /* Gives an extent of an object back; nothing happens when it has none in that tier. */
-void kv_object_free(struct kv_index *ix, const struct kv_root *root, enum kv_part part,
+void kv_object_free(struct kv_index *ix, struct kv_root *root, enum kv_part part,
                     struct kv_object *o, enum kv_tier tier);
 
 /* ---- eviction (order.c) ---- */
-/* Drops the one thing that is missed least.  False when everything left is pinned. */
-bool kv_index_evict(struct kv_index *ix);
+enum { KV_ANY_TENANT = -1 };
+/* Drops the one thing that is missed least, of all or of one tenant.  False when everything left is
+ * pinned. */
+bool kv_index_evict(struct kv_index *ix, int tenant);
 /* The same for the sake of memory: what is on disk too only leaves memory. */
-bool kv_index_evict_memory(struct kv_index *ix);
+bool kv_index_evict_memory(struct kv_index *ix, int tenant);
 /* Puts a visible node where it belongs after its pins, children or state changed; drops tails. */
 void kv_index_settle(struct kv_index *ix, struct kv_node *n);
 /* The same for memory alone. */

@@ -138,13 +138,18 @@ static uint64_t rank_in(const struct kv_index *ix, const struct kv_root *r, cons
     return n->rank > penalty ? n->rank - penalty : 0;
 }
 
-static struct kv_node *first_in(const struct kv_index *ix, enum kv_order order)
+static bool is_of(const struct kv_root *r, int tenant)
+{
+    return tenant == KV_ANY_TENANT || r->tenant == tenant;
+}
+
+static struct kv_node *first_in(const struct kv_index *ix, enum kv_order order, int tenant)
 {
     struct kv_node *best = NULL;
     uint64_t least = 0;
 
     for (const struct kv_root *r = ix->live; r; r = r->next) {
-        struct kv_node *n = kv_heap_first(ix, &r->orders[order]);
+        struct kv_node *n = is_of(r, tenant) ? kv_heap_first(ix, &r->orders[order]) : NULL;
         if (!n)
             continue;
         uint64_t rank = order == KV_RESIDENT && n->probation ? 0 : rank_in(ix, r, n);
@@ -157,16 +162,18 @@ static struct kv_node *first_in(const struct kv_index *ix, enum kv_order order)
 }
 
 /* S3-FIFO takes from the small queue while that has more than a tenth of all. */
-static struct kv_node *next_leaf(const struct kv_index *ix)
+static struct kv_node *next_leaf(const struct kv_index *ix, int tenant)
 {
     uint64_t small = 0, all = 0;
 
     for (const struct kv_root *r = ix->live; r; r = r->next) {
+        if (!is_of(r, tenant))
+            continue;
         small += r->orders[KV_SMALL].n;
         all += r->orders[KV_SMALL].n + r->orders[KV_MAIN].n;
     }
-    struct kv_node *n = first_in(ix, small * SMALL_SHARE > all ? KV_SMALL : KV_MAIN);
-    return n ? n : first_in(ix, KV_SMALL);
+    struct kv_node *n = first_in(ix, small * SMALL_SHARE > all ? KV_SMALL : KV_MAIN, tenant);
+    return n ? n : first_in(ix, KV_SMALL, tenant);
 }
 
 static bool is_spared(struct kv_index *ix, struct kv_node *n)
@@ -185,22 +192,23 @@ static void drop_leaf(struct kv_index *ix, struct kv_node *leaf)
     kv_index_settle(ix, kv_node_kill(ix, leaf));
 }
 
-static bool drop_superseded(struct kv_index *ix, enum kv_order order)
+static bool drop_superseded(struct kv_index *ix, enum kv_order order, int tenant)
 {
-    struct kv_node *n = first_in(ix, order);
+    struct kv_node *n = first_in(ix, order, tenant);
 
     if (n)
         drop_state(ix, n);
     return n;
 }
 
-bool kv_index_evict(struct kv_index *ix)
+bool kv_index_evict(struct kv_index *ix, int tenant)
 {
     struct kv_node *leaf;
 
-    if (drop_superseded(ix, KV_SUPERSEDED_DISK) || drop_superseded(ix, KV_SUPERSEDED))
+    if (drop_superseded(ix, KV_SUPERSEDED_DISK, tenant) ||
+        drop_superseded(ix, KV_SUPERSEDED, tenant))
         return true;
-    while ((leaf = next_leaf(ix)) && is_spared(ix, leaf))
+    while ((leaf = next_leaf(ix, tenant)) && is_spared(ix, leaf))
         ;
     if (leaf)
         drop_leaf(ix, leaf);
@@ -218,13 +226,13 @@ static void leave_memory(struct kv_index *ix, struct kv_node *n)
 
 /* What is in memory alone lies at the bottom of its tree, but for the state of an inner node that
  * came after its block had been written. */
-bool kv_index_evict_memory(struct kv_index *ix)
+bool kv_index_evict_memory(struct kv_index *ix, int tenant)
 {
     if (!ix->disk)
-        return kv_index_evict(ix);
-    if (drop_superseded(ix, KV_SUPERSEDED))
+        return kv_index_evict(ix, tenant);
+    if (drop_superseded(ix, KV_SUPERSEDED, tenant))
         return true;
-    struct kv_node *n = first_in(ix, KV_RESIDENT);
+    struct kv_node *n = first_in(ix, KV_RESIDENT, tenant);
     if (!n)
         return false;
     if (kv_node_is_clean(n))

@@ -168,7 +168,7 @@ static bool has_ground(const struct kv_index *ix, const struct kv_node *n, enum 
 /* Stored is what is still wanted; else the extent goes back.  The node is pinned by its I/O. */
 static void end_store(struct kv_exchange *x, const struct kv_io *io, struct kv_node *n, bool done)
 {
-    const struct kv_root *root = kv_root_of(x->index, n);
+    struct kv_root *root = kv_root_of(x->index, n);
     struct kv_object gone = {.at[KV_DISK] = io->page + 1};
 
     n->writing &= (uint8_t) ~(1u << io->part);
@@ -238,7 +238,7 @@ bool kv_exchange_is_loaded(const struct kv_index *ix, const struct kv_node *hit,
 /* What cannot be read is lost, and with it all that continues it. */
 static void end_load(struct kv_exchange *x, const struct kv_io *io, struct kv_node *n, bool done)
 {
-    const struct kv_root *root = kv_root_of(x->index, n);
+    struct kv_root *root = kv_root_of(x->index, n);
     struct kv_object unused = {.at[KV_MEMORY] = io->memory_page + 1};
 
     n->loading &= (uint8_t) ~(1u << io->part);

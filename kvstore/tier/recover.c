@@ -182,6 +182,7 @@ static bool adopt(struct recover *r, const struct found *f)
     if (!n)
         return false;
     kv_pages_take_at(&r->disk->pages, f->page, pages);
+    kv_tenant_grant(r->ix, r->roots[s->root], KV_DISK, pages); /* "", until its root is opened */
     r->disk->owner[f->page] = kv_ref_of(r->ix, n) << 1 | s->part;
     if (s->part == KV_STATE) {
         kv_node_set_state(r->ix, n, &object);

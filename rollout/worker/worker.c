@@ -89,6 +89,7 @@ static int connect_store(struct worker *w, struct lh_error *err)
     struct kv_options ko = {
         .path = path,
         .name = w->name,
+        .tenant = w->o.job->kvstore->tenant,
         .unit_tokens = w->eo.unit_tokens,
         .block_bytes = policy_kv_floats(w->model) * w->eo.unit_tokens * sizeof(float),
         .state_bytes = policy_state_floats(w->model) * sizeof(float),

@@ -1,8 +1,8 @@
 /* kvstored's request handling without its socket.  The input is a program for two clients of a
  * small store: raw packets as anyone could send them, and requests whose fields are taken from the
  * input but whose keys come from a small set, so that they meet.  After every input: replies can be
- * packed, both rules of kvstore/index/index.h hold, and when everything is retired and everybody
- * gone the store is empty. */
+ * packed, both rules of kvstore/index/index.h hold, what tenants have adds up, and when everything
+ * is retired and everybody gone the store is empty. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -75,11 +75,17 @@ static void hello(struct program *g)
     Longhaul__Kv__V1__HelloRequest hello = LONGHAUL__KV__V1__HELLO_REQUEST__INIT;
     Request q = LONGHAUL__KV__V1__REQUEST__INIT;
 
-    hello.protocol = KV_PROTOCOL;
+    hello.protocol = byte(g) % 4 ? KV_PROTOCOL : byte(g);
+    hello.oldest = byte(g) % 4 ? 0 : byte(g);
+    hello.features = byte(g);
     q.body_case = LONGHAUL__KV__V1__REQUEST__BODY_HELLO;
     q.hello = &hello;
     handle(g, &q);
 }
+
+/* Two with a quota of some objects, one without, one whose name is too long. */
+static const char *const tenants[] = {
+    "", "acme", "lab", "0123456789012345678901234567890123456789012345678901234567890123"};
 
 static void open_root(struct program *g)
 {
@@ -91,10 +97,13 @@ static void open_root(struct program *g)
     open.block_bytes = sizes[byte(g) % LH_ARRAY_SIZE(sizes)];
     open.state_bytes = sizes[byte(g) % LH_ARRAY_SIZE(sizes)];
     open.unit_tokens = 16;
+    open.tenant = (char *)tenants[byte(g) % LH_ARRAY_SIZE(tenants)];
     q.body_case = LONGHAUL__KV__V1__REQUEST__BODY_OPEN_ROOT;
     q.open_root = &open;
     handle(g, &q);
 }
+
+static const char *const trajectories[] = {"", "a", "b"};
 
 static void put(struct program *g)
 {
@@ -106,6 +115,7 @@ static void put(struct program *g)
     put.parent = keys(g, 1);
     put.first = byte(g) % 8;
     put.deadline_ms = 1 + byte(g);
+    put.trajectory = (char *)trajectories[byte(g) % LH_ARRAY_SIZE(trajectories)];
     q.body_case = LONGHAUL__KV__V1__REQUEST__BODY_PUT;
     q.put = &put;
     handle(g, &q);
@@ -133,6 +143,7 @@ static void lookup(struct program *g)
     lookup.root = one_root(g);
     lookup.chain = keys(g, KEYS);
     lookup.at_least = byte(g) % 8;
+    lookup.trajectory = (char *)trajectories[byte(g) % LH_ARRAY_SIZE(trajectories)];
     q.body_case = LONGHAUL__KV__V1__REQUEST__BODY_LOOKUP;
     q.lookup = &lookup;
     handle(g, &q);
@@ -176,6 +187,28 @@ static void list(struct program *g)
     handle(g, &q);
 }
 
+static void show(struct program *g)
+{
+    Longhaul__Kv__V1__ShowRequest show = LONGHAUL__KV__V1__SHOW_REQUEST__INIT;
+    Request q = LONGHAUL__KV__V1__REQUEST__INIT;
+
+    show.key = keys(g, 2);
+    show.trajectory = (char *)trajectories[byte(g) % LH_ARRAY_SIZE(trajectories)];
+    q.body_case = LONGHAUL__KV__V1__REQUEST__BODY_SHOW;
+    q.show = &show;
+    handle(g, &q);
+}
+
+static void ask_stat(struct program *g)
+{
+    Longhaul__Kv__V1__StatRequest stat = LONGHAUL__KV__V1__STAT_REQUEST__INIT;
+    Request q = LONGHAUL__KV__V1__REQUEST__INIT;
+
+    q.body_case = LONGHAUL__KV__V1__REQUEST__BODY_STAT;
+    q.stat = &stat;
+    handle(g, &q);
+}
+
 static void time_passes(struct program *g)
 {
     kv_service_expire(&g->service, &g->peers[byte(g) % PEERS], INT64_MAX);
@@ -191,12 +224,17 @@ static void a_peer_leaves(struct program *g)
 }
 
 static void (*const steps[])(struct program *) = {
-    raw,    hello,  open_root, put,  commit,      lookup,        release,
-    retire, lookup, put,       list, time_passes, a_peer_leaves, commit};
+    raw,    hello, open_root, put,         commit,        lookup, release, retire,
+    lookup, put,   list,      time_passes, a_peer_leaves, commit, show,    ask_stat};
 
 static void check(const struct kv_service *s)
 {
     const struct kv_index *ix = &s->index;
+    uint64_t granted = 0;
+
+    for (unsigned i = 0; i < ix->n_tenants; i++)
+        granted += ix->tenants[i].granted[KV_MEMORY];
+    require(granted == s->pages.used);
 
     for (uint32_t i = 1; i < ix->touched; i++) {
         const struct kv_node *n = &ix->nodes[i], *parent = kv_parent(ix, n);
@@ -217,6 +255,8 @@ static void finish(struct program *g)
     require(g->service.pages.used == 0 && g->service.index.in_use == 0);
     require(g->service.index.objects == 0 && g->service.index.pinned == 0);
     require(!g->service.index.retired);
+    for (unsigned i = 0; i < g->service.index.n_tenants; i++)
+        require(!g->service.index.tenants[i].granted[KV_MEMORY]);
     kv_service_finish(&g->service);
 }
 
@@ -227,7 +267,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *p, size_t n)
     setenv("LONGHAUL_LOG", "error", 1);
     for (int i = 0; i < KEYS; i++)
         g.keys[i].bytes[0] = (uint8_t)i;
-    struct kv_service_options o = {.memory_bytes = KV_SEGMENT_MIN, .max_inflight_bytes = 1 << 20};
+    struct kv_service_options o = {.memory_bytes = KV_SEGMENT_MIN,
+                                   .max_inflight_bytes = 1 << 20,
+                                   .quotas = "acme=64KiB,lab=200KiB"};
     if (kv_service_init(&g.service, &o, NULL) < 0)
         return 0;
     while (g.p < g.end) {

@@ -3,6 +3,7 @@
 #include <criterion/criterion.h>
 #include <criterion/new/assert.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <signal.h>
 #include <spawn.h>
 #include <stdlib.h>
@@ -38,9 +39,14 @@ static void write_job(const char *dir, KvStore *kv)
 void daemon_restart(struct daemon *d)
 {
     char *argv[] = {(char *)KVSTORED, d->dir, NULL};
+    posix_spawn_file_actions_t actions;
     struct lh_error e = {0};
 
-    cr_assert(eq(int, posix_spawn(&d->pid, KVSTORED, NULL, NULL, argv, environ), 0));
+    posix_spawn_file_actions_init(&actions);
+    if (*d->log)
+        posix_spawn_file_actions_addopen(&actions, 2, d->log, O_WRONLY | O_CREAT | O_APPEND, 0600);
+    cr_assert(eq(int, posix_spawn(&d->pid, KVSTORED, &actions, NULL, argv, environ), 0));
+    posix_spawn_file_actions_destroy(&actions);
     int fd = ipc_connect(d->socket, 10000, &e);
     cr_assert(ge(int, fd, 0), "%s", e.message);
     close(fd);
@@ -51,6 +57,7 @@ static void start(struct daemon *d, KvStore kv)
     strcpy(d->dir, "/tmp/kvstore-test-XXXXXX");
     cr_assert(mkdtemp(d->dir) != NULL);
     snprintf(d->socket, sizeof d->socket, "%s/run/kv.sock", d->dir);
+    snprintf(d->log, sizeof d->log, "%s%s", *kv.metrics ? d->dir : "", *kv.metrics ? "/log" : "");
     write_job(d->dir, &kv);
     daemon_restart(d);
 }
@@ -98,7 +105,19 @@ Longhaul__Kv__V1__StatReply stat_of(const struct daemon *d)
     kv_link_close(&l);
     Longhaul__Kv__V1__StatReply s = *r->stat;
     s.disk_path = s.remote = s.remote_trouble = NULL; /* they go with the message */
+    s.tenants = NULL;
+    s.n_tenants = 0;
     return s;
+}
+
+void daemon_start_watched(struct daemon *d, uint64_t memory, const char *quotas)
+{
+    KvStore kv = NOTHING;
+
+    kv.memory_bytes = kv.max_inflight_bytes = memory;
+    kv.quotas = (char *)quotas;
+    kv.metrics = (char *)"127.0.0.1:0";
+    start(d, kv);
 }
 
 static int reap(struct daemon *d)

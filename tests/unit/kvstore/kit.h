@@ -17,6 +17,7 @@ enum { UNIT = 16, BLOCK = 1000, STATE = 5000, MEMORY = 1 << 20 };
 struct daemon {
     char dir[40];
     char socket[64];
+    char log[64]; /* "" = the test's own */
     pid_t pid;
 };
 void daemon_start(struct daemon *d, uint64_t memory, uint64_t inflight);
@@ -27,6 +28,8 @@ void daemon_start_remote(struct daemon *d, uint64_t memory, uint64_t disk, const
                          const char *credentials);
 /* Its numbers. */
 Longhaul__Kv__V1__StatReply stat_of(const struct daemon *d);
+/* The same with quotas, and metrics at a port that its log names. */
+void daemon_start_watched(struct daemon *d, uint64_t memory, const char *quotas);
 void daemon_kill(struct daemon *d);    /* SIGKILL, reaped */
 void daemon_restart(struct daemon *d); /* after daemon_kill() */
 void daemon_stop(struct daemon *d);    /* SIGTERM, must exit 0; removes the directory */

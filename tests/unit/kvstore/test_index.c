@@ -128,19 +128,19 @@ Test(index, superseded_states_go_first_then_the_oldest_tail)
     store(&f, 0, 12, 16);
     store(&f, 1, 8, 12);
     cr_assert(kv_pages_take(&f.d.service.pages, 256 - f.d.service.pages.used, KV_BOTTOM, &filler));
-    cr_assert(kv_index_evict(&f.d.service.index));
+    cr_assert(kv_index_evict(&f.d.service.index, KV_ANY_TENANT));
     cr_assert(eq(sz, find(&f, 0, 15, 0), 8), "the state at 12 was superseded by the one at 16");
     cr_assert(eq(sz, find(&f, 0, 16, 0), 16), "its blocks stay");
     cr_assert(eq(sz, find(&f, 1, N, 0), 12));
-    cr_assert(kv_index_evict(&f.d.service.index));
+    cr_assert(kv_index_evict(&f.d.service.index, KV_ANY_TENANT));
     cr_assert(eq(sz, find(&f, 0, 16, 0), 8), "then the older tail, back to the fork");
     cr_assert(eq(sz, find(&f, 1, N, 0), 12));
     cr_assert(eq(u32, f.d.service.index.in_use, 12));
-    cr_assert(kv_index_evict(&f.d.service.index));
+    cr_assert(kv_index_evict(&f.d.service.index, KV_ANY_TENANT));
     cr_assert(eq(sz, find(&f, 1, N, 0), 12), "the fork has one way left, so its state goes");
-    cr_assert(kv_index_evict(&f.d.service.index));
+    cr_assert(kv_index_evict(&f.d.service.index, KV_ANY_TENANT));
     cr_assert(eq(u32, f.d.service.index.in_use, 0), "without a state before it all of it goes");
-    cr_assert(not(kv_index_evict(&f.d.service.index)));
+    cr_assert(not(kv_index_evict(&f.d.service.index, KV_ANY_TENANT)));
     kv_pages_give(&f.d.service.pages, &filler);
     end(&f);
 }
@@ -190,12 +190,12 @@ Test(index, a_pin_keeps_the_whole_path)
     store(&f, 0, 0, 8);
     store(&f, 0, 8, 16);
     cr_assert(eq(sz, direct_lookup(&f.d, &f.root, f.chain[0], 16, 0, &lease), 16));
-    while (kv_index_evict(&f.d.service.index))
+    while (kv_index_evict(&f.d.service.index, KV_ANY_TENANT))
         ;
     cr_assert(eq(sz, find(&f, 0, 16, 0), 16), "only the superseded state could go");
     cr_assert(eq(u32, f.d.service.pages.used, 17));
     direct_release(&f.d, lease, false);
-    while (kv_index_evict(&f.d.service.index))
+    while (kv_index_evict(&f.d.service.index, KV_ANY_TENANT))
         ;
     cr_assert(eq(u32, f.d.service.pages.used, 0));
     end(&f);

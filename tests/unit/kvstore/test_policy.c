@@ -65,7 +65,7 @@ Test(policy, value_keeps_what_saves_more_computing_for_its_bytes)
     begin(&f, "value");
     store(&f, 0, 0, UNITS);
     store(&f, 1, 0, 1);
-    cr_assert(kv_index_evict(&f.d.service.index));
+    cr_assert(kv_index_evict(&f.d.service.index, KV_ANY_TENANT));
     cr_assert(eq(sz, find(&f, 1), 0), "the younger one is worth less");
     cr_assert(eq(sz, find(&f, 0), UNITS));
     direct_close(&f.d);
@@ -81,8 +81,8 @@ Test(policy, value_counts_from_the_nearest_checkpoint)
     store(&f, 0, 0, UNITS - 1);
     store(&f, 0, UNITS - 1, UNITS);
     store(&f, 1, 0, 8);
-    cr_assert(kv_index_evict(&f.d.service.index), "the superseded state");
-    cr_assert(kv_index_evict(&f.d.service.index));
+    cr_assert(kv_index_evict(&f.d.service.index, KV_ANY_TENANT), "the superseded state");
+    cr_assert(kv_index_evict(&f.d.service.index, KV_ANY_TENANT));
     cr_assert(eq(sz, find(&f, 0), UNITS), "without it, all of the sequence hangs on its end");
     direct_close(&f.d);
     begin(&f, "value");
@@ -105,7 +105,7 @@ Test(policy, lru_takes_the_oldest)
     begin(&f, "lru");
     store(&f, 0, 0, UNITS);
     store(&f, 1, 0, 1);
-    cr_assert(kv_index_evict(&f.d.service.index));
+    cr_assert(kv_index_evict(&f.d.service.index, KV_ANY_TENANT));
     cr_assert(eq(sz, find(&f, 0), 0));
     cr_assert(eq(sz, find(&f, 1), 1));
     direct_close(&f.d);
@@ -153,7 +153,7 @@ Test(policy, older_versions_go_first_whatever_the_policy)
         store(&f, 0, 0, 4);
         cr_assert(kv_root_open(ix, &old, &g, 1, page_bytes, &e) != NULL);
         cr_assert(kv_root_open(ix, &young, &g, 2, page_bytes, &e) != NULL);
-        cr_assert(kv_index_evict(ix));
+        cr_assert(kv_index_evict(ix, KV_ANY_TENANT));
         cr_assert(eq(sz, find(&f, 0), 0), "%s: the old version's, used last, has gone", names[i]);
         make_chains(&f, 2);
         cr_assert(eq(sz, find(&f, 0), 4), "%s", names[i]);
