@@ -124,7 +124,7 @@ void engine_destroy(struct engine *e)
 
 static void use_version(struct engine *e, const struct policy_version *version)
 {
-    struct kv_identity id = {.tenant = ""};
+    struct kv_identity id = {.tenant = kv_client_tenant(e->o.store)};
 
     policy_model_fingerprint(e->o.model, id.model_fingerprint);
     memcpy(id.policy_version, version->id, sizeof id.policy_version);

@@ -38,6 +38,7 @@ struct engine_sequence {
     size_t front;           /* tokens to compute before `loading` is needed */
 
     int64_t asked_us, idle_us, tool_us; /* of this turn, the end of the last; what tools take */
+    int64_t put_away_us;                /* idle_us of the rest in which it was put away */
     bool settled;                       /* this turn's prefix is complete */
 
     struct kv_key *chain; /* of the first `chained` tokens' units */
@@ -89,11 +90,12 @@ void restore_note(struct engine *e, const struct engine_sequence *q, enum kv_dec
 void restore_spill(struct engine *e, struct engine_sequence *q); /* what is worth it */
 /* Decides how q's prefix comes back beyond the `have` units that the device has, and begins. */
 void restore_plan(struct engine *e, struct engine_sequence *q, size_t have);
-/* Begins a load for somebody who is expected back soon, when the store has nothing else to do. */
+/* When the store has nothing else to do: begins a load for somebody who is expected back soon, or
+ * the spill of somebody idle. */
 void restore_prefetch(struct engine *e);
 /* Takes over what has been loaded.  *to: how far to compute now.  False when memory is short. */
 bool restore_advance(struct engine *e, struct engine_sequence *q, size_t *to);
-void restore_forget(struct engine *e, struct engine_sequence *q); /* a finished load */
+void restore_forget(struct engine *e, struct engine_sequence *q); /* its load */
 
 /* residence.c */
 struct kv_key *residence_chain(struct engine *e, struct engine_sequence *q, size_t units);

@@ -7,13 +7,15 @@
  * the front has made is overwritten.
  *
  * A sequence in a tool whose KV has left is loaded shortly before it is expected back, when nobody
- * waits for the store: it is expected after the time that its tools usually take. */
+ * waits for the store: it is expected after the time that its tools usually take.  One whose KV has
+ * not left is spilled then, if memory is short, so that it may leave at once. */
 #include <string.h>
 
 #include "proto/clock.h"
 #include "rollout/engine/internal.h"
 
 static const double REUSE = 2; /* times a spill is read again: most trajectories have many turns */
+enum { SHORT = 4 };            /* memory is when less than this part of it is free */
 static const double EARLY = 2; /* a prefetch begins so many times its own length before */
 
 static void note(struct engine *e, const struct engine_sequence *q, enum kv_decision d,
@@ -83,7 +85,8 @@ void restore_spill(struct engine *e, struct engine_sequence *q)
     const struct checkpoint *k = q->checkpoint;
     size_t per_page = e->o.page_tokens / e->o.unit_tokens, block = e->block_floats * sizeof(float);
 
-    if (!e->o.store || !k || k->units <= q->stored || !worth_spilling(e, q, k->units))
+    if (!e->o.store || !k || k->units <= q->stored || k->units <= q->spilling ||
+        !worth_spilling(e, q, k->units))
         return;
     const struct kv_key *chain = residence_chain(e, q, k->units);
     struct store_job *j = chain ? store_job_new(e->store, KV_LANE_SPILL, q->id, q->spec.name, chain,
@@ -185,6 +188,27 @@ static bool due(struct engine *e, const struct engine_sequence *q, int64_t now_u
     return now_us + (int64_t)(EARLY * load_s * 1e6) >= q->idle_us + q->tool_us;
 }
 
+/* When memory is short, the prefix of the longest idle is brought to the store before anybody needs
+ * its room: giving it up then copies nothing. */
+static void put_away(struct engine *e)
+{
+    struct engine_sequence *best = NULL;
+
+    if (pool_free(e->pool) > pool_frames(e->pool) / SHORT)
+        return;
+    for (struct engine_sequence *q = e->sequences; q; q = q->next) {
+        if (q->spilling)
+            return; /* one at a time */
+        if (q->phase == SEQUENCE_IDLE && q->checkpoint && q->put_away_us != q->idle_us &&
+            (!best || q->idle_since < best->idle_since))
+            best = q;
+    }
+    if (!best)
+        return;
+    best->put_away_us = best->idle_us;
+    restore_spill(e, best);
+}
+
 void restore_prefetch(struct engine *e)
 {
     int64_t now = lh_now_us();
@@ -199,6 +223,7 @@ void restore_prefetch(struct engine *e)
         note(e, q, KV_PREFETCHED, 0, NULL);
         return;
     }
+    put_away(e);
 }
 
 /* ---- coming back ---- */
@@ -254,9 +279,11 @@ void residence_collect(struct engine *e)
 
 void restore_forget(struct engine *e, struct engine_sequence *q)
 {
+    if (q->loading)
+        store_abandon(e->store, q->loading);
     if (q->load)
         store_job_done(e->store, q->load);
-    q->load = NULL;
+    q->load = q->loading = NULL;
 }
 
 /* The load is over and the front computed: its tail behind the front, its state in place of ours.

@@ -12,18 +12,18 @@
 
 LH_LOG_COMPONENT("rollout");
 
-enum { OVERDUE_EVERY_MS = 100, IDLE_MS = 60000 };
+enum { LOOK_AGAIN_MS = 1000 };
 static const int64_t LOAD_DEADLINE_US = 120000000, SPILL_DEADLINE_US = 60000000;
 static const int64_t SPILL_START_US = 1000000;
 
 struct store {
     struct store_options o;
-    pthread_t thread;
-    bool started;
+    struct kv_trajectory *looks; /* whose the LOOKs are */
     pthread_mutex_t lock;
     pthread_cond_t changed;
     /* under lock */
-    bool stop, busy, look; /* look: the pressure is wanted */
+    bool closing, looking;
+    struct store_job *moving; /* of which a piece is under way; NULL = none */
     struct kv_lanes lanes;
     struct store_job *finished, **last;
     struct store_counters counters;
@@ -34,8 +34,11 @@ void store_job_destroy(struct store_job *j)
 {
     if (!j)
         return;
+    kv_buffer_unregister(j->buffer); /* nobody copies from here on */
     kv_hit_destroy(j->hit);
+    kv_trajectory_close(j->trajectory);
     free(j->chain);
+    free(j->pointers);
     free(j->blocks);
     free(j);
 }
@@ -72,6 +75,15 @@ static void drop_overdue(struct store *s)
     }
 }
 
+/* It has no piece under way, and will have none. */
+static void give_up(struct store *s, struct store_job *j)
+{
+    bool spill = j->op.class == KV_LANE_SPILL;
+
+    j->units = spill ? j->units : 0;
+    finish(s, j, false, spill ? KV_SPILL_FAILED : KV_LOAD_MISSED);
+}
+
 /* What the engine has computed is left out. */
 static void leave_out_met(struct store *s, struct store_job *j)
 {
@@ -83,66 +95,37 @@ static void leave_out_met(struct store *s, struct store_job *j)
         j->op.bytes = bytes;
 }
 
-/* ---- the thread: pieces ---- */
+/* ---- pieces: one at a time, on the client's thread ---- */
 
-static int begin_load(struct store *s, struct store_job *j, struct lh_error *err)
+static void pump(struct store *s);
+
+/* The staging of units first..units-1 and the state behind them. */
+static int make_staging(struct store *s, struct store_job *j, struct lh_error *err)
 {
-    size_t bytes = (j->units - j->first) * s->o.block_bytes + s->o.state_bytes;
+    size_t n = j->units - j->first, block = s->o.block_bytes, bytes = n * block + s->o.state_bytes;
 
-    j->hit = kv_lookup(s->o.client, j->chain, j->units, j->first, j->name, err);
-    if (!j->hit)
-        return err->code ? err->code : LH_NOT_FOUND;
-    size_t units = kv_hit_units(j->hit);
-    if (units <= j->first || units > j->units)
-        return lh_fail(err, LH_DATA_LOSS, "kvstored answered %zu units", units);
     j->blocks = malloc(bytes);
-    if (!j->blocks)
+    j->pointers = calloc(n + 1, sizeof *j->pointers);
+    if (!j->blocks || !j->pointers)
         return lh_fail_errno(err, ENOMEM, "staging of %zu bytes", bytes);
-    j->units = j->at = units;
-    j->state = j->blocks + (units - j->first) * s->o.block_bytes;
+    j->buffer = kv_buffer_register(s->o.client, j->blocks, bytes, err);
+    if (!j->buffer)
+        return err->code;
+    for (size_t i = 0; i < n; i++)
+        j->pointers[i] = j->blocks + i * block;
+    j->state = j->blocks + n * block;
     return 0;
 }
 
-/* The state, then units from the end, `bytes` of both. */
-static int load_piece(struct store *s, struct store_job *j, uint64_t bytes, struct lh_error *err)
-{
-    size_t state = s->o.state_bytes, block = s->o.block_bytes;
-    int r = j->hit ? 0 : begin_load(s, j, err);
-
-    if (r == 0 && !j->has_state) {
-        r = kv_hit_state(j->hit, j->state, err);
-        j->has_state = r == 0;
-        bytes -= bytes < state ? bytes : state;
-    }
-    for (; r == 0 && j->at > j->first && bytes; bytes -= bytes < block ? bytes : block) {
-        size_t u = j->at - 1;
-        r = kv_hit_block(j->hit, u, j->blocks + (u - j->first) * block, err);
-        j->at = r == 0 ? u : j->at;
-    }
-    return r;
-}
-
-static int spill_piece(struct store *s, struct store_job *j, uint64_t *bytes, struct lh_error *err)
-{
-    size_t n = j->units - j->first;
-    lh_autofree const void **blocks = calloc(n + 1, sizeof *blocks);
-
-    if (!blocks)
-        return lh_fail_errno(err, ENOMEM, "spill");
-    for (size_t i = 0; i < n; i++)
-        blocks[i] = j->blocks + i * s->o.block_bytes;
-    int64_t r = kv_put(s->o.client, j->chain, j->first, j->units, blocks, j->state, j->name, err);
-    *bytes = r > 0 ? (uint64_t)r : 0;
-    return r < 0 ? (int)r : 0;
-}
-
-static void load_moved(struct store *s, struct store_job *j, int r)
+static void load_moved(struct store *s, struct store_job *j, int64_t r)
 {
     if (r < 0) {
         j->units = 0;
         finish(s, j, false, KV_LOAD_MISSED);
         return;
     }
+    j->at = j->piece_first;
+    j->has_state = true;
     j->low = j->at;
     leave_out_met(s, j);
     if (j->op.bytes)
@@ -152,94 +135,153 @@ static void load_moved(struct store *s, struct store_job *j, int r)
 }
 
 /* Returns the hit when it is not needed any more: giving it back talks to kvstored. */
-static struct kv_hit *end_piece(struct store *s, struct store_job *j, uint64_t bytes,
-                                int64_t began_us, uint64_t put, int r)
+static struct kv_hit *account_piece(struct store *s, struct store_job *j, int64_t r)
 {
     bool spill = j->op.class == KV_LANE_SPILL;
     struct kv_hit *hit = NULL;
     LH_LOCKED(&s->lock);
 
-    kv_lanes_done(&s->lanes, &j->op, bytes, began_us, lh_now_us(), r == 0 && (!spill || put));
-    if (r < 0 || (j->has_state && j->at <= (j->met > j->first ? j->met : j->first)))
-        hit = lh_steal(&j->hit);
-    s->counters.spilled_bytes += put;
+    kv_lanes_done(&s->lanes, &j->op, j->piece_bytes, j->piece_began_us, lh_now_us(),
+                  r > 0 || (!spill && r == 0));
+    s->counters.spilled_bytes += spill && r > 0 ? (uint64_t)r : 0;
     if (spill)
-        finish(s, j, r == 0, r == 0 ? KV_SPILLED : KV_SPILL_FAILED);
+        finish(s, j, r >= 0, r >= 0 ? KV_SPILLED : KV_SPILL_FAILED);
     else
         load_moved(s, j, r);
-    s->busy = false;
-    pthread_cond_broadcast(&s->changed);
+    if (!spill && !j->op.bytes)
+        hit = lh_steal(&j->hit);
     return hit;
 }
 
-static void run_piece(struct store *s, struct store_job *j, uint64_t bytes)
+/* The engine hears of it before the next piece begins: once that has, `s` may go at any time. */
+static void end_piece(struct store *s, struct store_job *j, int64_t r, const struct lh_error *err)
 {
-    struct lh_error err = {0};
-    bool spill = j->op.class == KV_LANE_SPILL;
-    int64_t began = lh_now_us();
-    uint64_t put = 0;
-    int r = spill ? spill_piece(s, j, &put, &err) : load_piece(s, j, bytes, &err);
-
     if (r < 0)
-        lh_debug(spill ? "spill_dropped" : "load_missed", "trajectory=%s error=%s", j->name,
-                 err.message);
-    kv_hit_destroy(end_piece(s, j, bytes, began, put, r));
-}
-
-static void look(struct store *s)
-{
-    struct kv_pressure p = {0};
-
-    if (kv_pressure(s->o.client, &p, NULL) < 0)
-        p.load_wait_ms = 0;
+        lh_debug(j->op.class == KV_LANE_SPILL ? "spill_dropped" : "load_missed",
+                 "trajectory=%s error=%s", j->name, err->message);
+    struct kv_hit *hit = account_piece(s, j, r);
+    if (s->o.wake)
+        s->o.wake(s->o.ctx);
+    kv_hit_destroy(hit);
     LH_LOCKED(&s->lock);
-    s->pressure_ms = p.load_wait_ms;
-    s->look = s->busy = false;
+    s->moving = NULL;
+    pump(s);
     pthread_cond_broadcast(&s->changed);
 }
 
-/* Until something could be overdue. */
-static int patience_ms(const struct store *s)
+static void on_moved(void *job, struct kv_async *io)
 {
-    for (int class = 0; class < KV_LANE_CLASSES; class ++)
-        if (s->lanes.ops[class])
-            return OVERDUE_EVERY_MS;
-    return IDLE_MS;
+    struct store_job *j = job;
+    struct store *s = j->store;
+    struct lh_error err = {0};
+    int64_t r = kv_async_result(io, &err);
+
+    kv_async_destroy(io);
+    end_piece(s, j, r, &err);
 }
 
-/* 1 = bytes of *j are to be moved, 0 = the pressure is wanted, -1 = the end. */
-static int await_work(struct store *s, struct store_job **j, uint64_t *bytes)
+static int begin(struct store_job *j, enum kv_async_kind kind, struct kv_batch *b,
+                 struct lh_error *err)
 {
-    struct kv_op *op = NULL;
-    LH_LOCKED(&s->lock);
-
-    while (!s->stop) {
-        drop_overdue(s);
-        if ((op = kv_lanes_next(&s->lanes, lh_now_us(), bytes)) || s->look)
-            break;
-        lh_wait_until(&s->changed, &s->lock, lh_now_ms() + patience_ms(s));
-    }
-    s->busy = !s->stop;
-    *j = op ? job_of(op) : NULL;
-    return s->stop ? -1 : op != NULL;
+    b->ctx = j;
+    return kv_async_begin(j->trajectory, kind, b, err) ? 0 : err->code;
 }
 
-static void *store_thread(void *arg)
+/* The state, then units from the end, `piece_bytes` of both. */
+static int begin_get(struct store *s, struct store_job *j, struct lh_error *err)
 {
-    struct store *s = arg;
-    struct store_job *j;
+    uint64_t left = j->piece_bytes, block = s->o.block_bytes;
+
+    if (!j->has_state)
+        left -= left < s->o.state_bytes ? left : s->o.state_bytes;
+    size_t n = block ? (left + block - 1) / block : 0;
+    j->piece_first = n < j->at - j->first ? j->at - n : j->first;
+    struct kv_batch b = {.hit = j->hit,
+                         .first = j->piece_first,
+                         .n = j->at,
+                         .blocks = j->pointers + (j->piece_first - j->first),
+                         .state = j->has_state || !s->o.state_bytes ? NULL : j->state,
+                         .buffer = j->buffer,
+                         .done = on_moved};
+    return begin(j, KV_GET, &b, err);
+}
+
+static int take_hit(struct store *s, struct store_job *j, struct kv_async *io, struct lh_error *err)
+{
+    int64_t r = kv_async_result(io, err);
+
+    if (r < 0)
+        return (int)r;
+    j->hit = kv_async_take_hit(io);
+    size_t units = kv_hit_units(j->hit);
+    if (units <= j->first || units > j->units)
+        return lh_fail(err, LH_DATA_LOSS, "kvstored answered %zu units", units);
+    j->units = j->at = units;
+    return make_staging(s, j, err);
+}
+
+static void on_found(void *job, struct kv_async *io)
+{
+    struct store_job *j = job;
+    struct store *s = j->store;
+    struct lh_error err = {0};
+
+    int r = take_hit(s, j, io, &err);
+    kv_async_destroy(io);
+    pthread_mutex_lock(&s->lock);
+    if (r == 0)
+        r = s->closing ? lh_fail(&err, LH_CANCELLED, "cancelled") : begin_get(s, j, &err);
+    pthread_mutex_unlock(&s->lock);
+    if (r < 0)
+        end_piece(s, j, r, &err);
+}
+
+static int begin_piece(struct store *s, struct store_job *j, struct lh_error *err)
+{
+    struct kv_batch find = {.chain = j->chain, .first = j->first, .n = j->units, .done = on_found};
+    struct kv_batch put = find;
+
+    if (j->op.class != KV_LANE_SPILL)
+        return j->hit ? begin_get(s, j, err) : begin(j, KV_PREFETCH, &find, err);
+    put.blocks = j->pointers;
+    put.state = j->state;
+    put.buffer = j->buffer;
+    put.done = on_moved;
+    return begin(j, KV_PUT, &put, err);
+}
+
+/* Under lock.  What cannot even be begun is given up as if it had failed. */
+static void pump(struct store *s)
+{
+    struct lh_error err = {0};
+    struct kv_op *op;
     uint64_t bytes;
 
-    for (int work; (work = await_work(s, &j, &bytes)) >= 0;) {
-        if (!work) {
-            look(s);
-            continue;
-        }
-        run_piece(s, j, bytes);
-        if (s->o.wake)
-            s->o.wake(s->o.ctx);
+    drop_overdue(s);
+    while (!s->closing && !s->moving && (op = kv_lanes_next(&s->lanes, lh_now_us(), &bytes))) {
+        struct store_job *j = job_of(op);
+        j->piece_bytes = bytes;
+        j->piece_began_us = lh_now_us();
+        s->moving = j;
+        if (begin_piece(s, j, &err) == 0)
+            return;
+        s->moving = NULL;
+        kv_lanes_done(&s->lanes, op, bytes, j->piece_began_us, lh_now_us(), false);
+        give_up(s, j);
     }
-    return NULL;
+}
+
+static void on_look(void *store, struct kv_async *io)
+{
+    struct store *s = store;
+    bool known = kv_async_result(io, NULL) == 0;
+    double wait_ms = known ? kv_async_pressure(io).load_wait_ms : 0;
+
+    kv_async_destroy(io);
+    LH_LOCKED(&s->lock);
+    s->pressure_ms = wait_ms;
+    s->looking = false;
+    pthread_cond_broadcast(&s->changed);
 }
 
 /* ---- life ---- */
@@ -255,13 +297,11 @@ struct store *store_create(const struct store_options *o, struct lh_error *err)
     kv_lanes_init(&s->lanes, o->max_inflight_bytes, KV_QUANTUM_BYTES, lh_now_us());
     pthread_mutex_init(&s->lock, NULL);
     pthread_cond_init(&s->changed, NULL);
-    int r = o->client ? pthread_create(&s->thread, NULL, store_thread, s) : 0;
-    s->started = o->client && r == 0;
-    if (r) {
-        store_destroy(s);
-        return lh_fail_errno(err, r, "store thread"), NULL;
-    }
-    return s;
+    s->looks = o->client ? kv_trajectory_open(o->client, "", err) : NULL;
+    if (s->looks || !o->client)
+        return s;
+    store_destroy(s);
+    return NULL;
 }
 
 /* Under lock, with no piece in flight. */
@@ -280,17 +320,29 @@ static void drop_all(struct store *s)
     s->last = &s->finished;
 }
 
+/* Under lock: ends what is under way, and lets nothing begin meanwhile.  A piece ends before its
+ * next block is copied, or by the deadline of one operation of the client. */
+static void quiesce(struct store *s)
+{
+    s->closing = true;
+    if (s->moving)
+        kv_trajectory_cancel(s->moving->trajectory);
+    if (s->looking)
+        kv_trajectory_cancel(s->looks);
+    while (s->moving || s->looking)
+        lh_wait_until(&s->changed, &s->lock, lh_now_ms() + LOOK_AGAIN_MS);
+    s->closing = false;
+}
+
 void store_destroy(struct store *s)
 {
     if (!s)
         return;
     pthread_mutex_lock(&s->lock);
-    s->stop = true;
-    pthread_cond_broadcast(&s->changed);
-    pthread_mutex_unlock(&s->lock);
-    if (s->started)
-        pthread_join(s->thread, NULL);
+    quiesce(s);
     drop_all(s);
+    pthread_mutex_unlock(&s->lock);
+    kv_trajectory_close(s->looks);
     pthread_cond_destroy(&s->changed);
     pthread_mutex_destroy(&s->lock);
     free(s);
@@ -300,11 +352,10 @@ void store_use_root(struct store *s, const struct kv_key *root, uint64_t policy_
 {
     struct lh_error err = {0};
 
-    if (!s->started)
+    if (!s->o.client)
         return;
     pthread_mutex_lock(&s->lock);
-    while (s->busy) /* ends by the deadline of one operation of the client */
-        pthread_cond_wait(&s->changed, &s->lock);
+    quiesce(s);
     drop_all(s);
     pthread_mutex_unlock(&s->lock);
     if (kv_use_root(s->o.client, root, policy_step, 1, &err) < 0)
@@ -318,21 +369,24 @@ struct store_job *store_job_new(struct store *s, enum kv_lane_class class, uint6
                                 size_t units)
 {
     bool spill = class == KV_LANE_SPILL;
-    size_t blocks = (units - first) * s->o.block_bytes, bytes = blocks + s->o.state_bytes;
+    size_t bytes = (units - first) * s->o.block_bytes + s->o.state_bytes;
+    struct lh_error err;
 
-    if (!s->started)
+    if (!s->o.client)
         return NULL;
     lh_auto(store_job) j = calloc(1, sizeof *j);
-    if (!j || !(j->chain = malloc(units * sizeof *chain)) ||
-        (spill && !(j->blocks = malloc(bytes))))
+    if (!j || !(j->chain = malloc(units * sizeof *chain)))
         return NULL;
     memcpy(j->chain, chain, units * sizeof *chain);
+    j->store = s;
     j->op = (struct kv_op){
         .class = class, .flow = owner, .bytes = bytes, .staging = bytes, .whole = spill};
     j->first = first;
     j->units = j->low = units;
-    j->state = spill ? j->blocks + blocks : NULL;
     snprintf(j->name, sizeof j->name, "%s", name);
+    j->trajectory = kv_trajectory_open(s->o.client, j->name, &err);
+    if (!j->trajectory || (spill && make_staging(s, j, &err) < 0))
+        return NULL;
     return lh_steal(&j);
 }
 
@@ -346,11 +400,22 @@ bool store_submit(struct store *s, struct store_job *j)
     j->op.start_by_us = spill ? now + SPILL_START_US : 0;
     pthread_mutex_lock(&s->lock);
     bool added = kv_lanes_add(&s->lanes, &j->op, now);
-    pthread_cond_broadcast(&s->changed);
+    pump(s);
     pthread_mutex_unlock(&s->lock);
     if (!added)
         store_job_destroy(j);
     return added;
+}
+
+void store_abandon(struct store *s, struct store_job *j)
+{
+    LH_LOCKED(&s->lock);
+
+    if (j->finished_us)
+        return;
+    kv_trajectory_cancel(j->trajectory);
+    if (j != s->moving)
+        give_up(s, j);
 }
 
 void store_promote(struct store *s, struct store_job *j)
@@ -370,6 +435,7 @@ size_t store_meet(struct store *s, struct store_job *j, size_t units)
 struct store_job *store_finished(struct store *s)
 {
     LH_LOCKED(&s->lock);
+    pump(s); /* time has passed: something may be overdue */
     struct store_job *j = s->finished;
 
     if (j && !(s->finished = j->next))
@@ -382,7 +448,7 @@ void store_job_done(struct store *s, struct store_job *j)
     pthread_mutex_lock(&s->lock);
     if (j->op.class != KV_LANE_SPILL)
         kv_lanes_remove(&s->lanes, &j->op);
-    pthread_cond_broadcast(&s->changed);
+    pump(s); /* its staging is free */
     pthread_mutex_unlock(&s->lock);
     store_job_destroy(j);
 }
@@ -430,12 +496,11 @@ struct store_counters store_counters(struct store *s)
 
 double store_load_wait_ms(struct store *s)
 {
+    struct kv_batch look = {.done = on_look, .ctx = s};
     LH_LOCKED(&s->lock);
     double own = kv_lanes_wait_s(&s->lanes, false) * 1e3;
 
-    if (s->started && !s->look) {
-        s->look = true;
-        pthread_cond_broadcast(&s->changed);
-    }
+    if (s->looks && !s->looking && !s->closing)
+        s->looking = kv_async_begin(s->looks, KV_LOOK, &look, NULL) != NULL;
     return s->pressure_ms > own ? s->pressure_ms : own;
 }

@@ -1,11 +1,12 @@
 /* Traffic with kvstored, off the engine's thread.
  *
- * The engine copies what it evicts into a staging buffer and goes on; one thread here puts it into
- * the store.  Loads come the other way, from the end of a prefix to its front, so that the engine
- * may compute the front meanwhile; the two stop where they meet.  Staging is the only memory that
- * grows with the traffic, so it is what max_inflight_bytes caps: a spill without room is dropped
- * (its tokens are recomputed), a load without room waits.  Which transfer moves next, and which is
- * given up, is loop B of the throttle (kvstore/throttle.h), which also measures here.
+ * The engine copies what it evicts into a staging buffer and goes on; the thread of the store's
+ * client (kvstore/client.h) puts it into the store, one piece of one transfer at a time. Loads come
+ * the other way, from the end of a prefix to its front, so that the engine may compute the front
+ * meanwhile; the two stop where they meet.  Staging is the only memory that grows with the traffic,
+ * so it is what max_inflight_bytes caps: a spill without room is dropped (its tokens are
+ * recomputed), a load without room waits.  Which transfer moves next, and which is given up, is
+ * loop B of the throttle (kvstore/throttle.h), which also measures here.
  *
  * Every failure is a miss or a drop, never an error: the caller recomputes (docs/DESIGN.md 3.7).
  * Called by the engine's thread only. */
@@ -22,7 +23,7 @@
 #include "proto/error.h"
 
 /* One transfer.  blocks holds units first..units-1, block_bytes each; state is the one at the end.
- * What it is about is fixed when it is made; the rest is the thread's until it has finished. */
+ * What it is about is fixed when it is made; the rest is this file's until it has finished. */
 struct store_job {
     struct kv_op op; /* its flow is the sequence */
     char name[48];   /* trajectory */
@@ -36,9 +37,16 @@ struct store_job {
     size_t met; /* units that the engine has computed meanwhile */
     size_t low; /* units low..units-1 have come; the state came before them */
 
-    struct kv_hit *hit; /* from here on the thread's own */
-    size_t at;
+    struct store *store; /* from here on for store.c alone */
+    struct kv_trajectory *trajectory;
+    struct kv_buffer *buffer; /* what blocks and state lie in */
+    void **pointers;          /* to the blocks */
+    struct kv_hit *hit;
+    size_t at; /* units at..units-1 have been copied */
     bool has_state;
+    size_t piece_first; /* of the piece under way */
+    uint64_t piece_bytes;
+    int64_t piece_began_us;
     struct store_job *next;
 };
 void store_job_destroy(struct store_job *j);
@@ -49,7 +57,7 @@ struct store;
 struct store_options {
     struct kv_client *client; /* borrowed; NULL = no store, everything misses */
     size_t block_bytes, state_bytes, max_inflight_bytes;
-    void (*wake)(void *ctx); /* a job has finished; on the thread here; may be NULL */
+    void (*wake)(void *ctx); /* a job may have finished; on the client's thread; may be NULL */
     void *ctx;
 };
 
@@ -66,6 +74,8 @@ struct store_job *store_job_new(struct store *s, enum kv_lane_class class, uint6
 bool store_submit(struct store *s, struct store_job *j);
 /* Of a load that has not been handed back: somebody waits for it now. */
 void store_promote(struct store *s, struct store_job *j);
+/* Nobody wants it any more: what has not been copied is left out.  It is handed back as a miss. */
+void store_abandon(struct store *s, struct store_job *j);
 /* Units before `units` need not be loaded any more; returns the lowest that will be. */
 size_t store_meet(struct store *s, struct store_job *j, size_t units);
 /* A finished job, or NULL.  Give it back with store_job_done(). */
@@ -82,7 +92,7 @@ struct kv_plan store_plan_rest(struct store *s, const struct store_job *j, struc
 /* Nobody waits for a load. */
 bool store_idle(struct store *s);
 
-/* Forgets queued jobs, waits for the running one, and makes `root` the only one that matches.  Jobs
+/* Forgets queued jobs, cancels the running one, and makes `root` the only one that matches.  Jobs
  * that the engine knows of are gone, too. */
 void store_use_root(struct store *s, const struct kv_key *root, uint64_t policy_step);
 
@@ -91,7 +101,7 @@ struct store_counters {
 };
 struct store_counters store_counters(struct store *s);
 /* Wait of the store's load queue, as of the last call, and of ours, the larger; loop A reads it.
- * Does not wait: kvstored is asked on the thread here. */
+ * Does not wait: kvstored is asked on the client's thread. */
 double store_load_wait_ms(struct store *s);
 
 #endif

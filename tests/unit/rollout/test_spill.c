@@ -156,6 +156,39 @@ Test(spill, a_tenth_of_the_memory_and_a_slow_store_contract_the_window)
     }
 }
 
+/* All of them are idle and nobody needs their room, but there is little left of it. */
+Test(spill, what_is_idle_is_put_away_before_its_memory_is_needed, .timeout = 120)
+{
+    struct talk t[TALKS];
+    struct rig r;
+    struct daemon d;
+
+    start(t);
+    rig_init(&r, 0, NULL);
+    talk_play(&r, t, TALKS, 0);
+    size_t need = rig_used(&r);
+    finish(&r, t);
+    rig_finish(&r);
+
+    daemon_start(&d, 64 << 20, 16 << 20);
+    struct kv_client *c = rig_with_store(&r, need / 8 * 9, &d);
+    start(t);
+    talk_play(&r, t, TALKS, 0);
+    size_t used = rig_used(&r);
+    uint64_t before = engine_stats(r.engine).spilled_bytes;
+    int64_t deadline = lh_now_ms() + 60000;
+    while (engine_stats(r.engine).spilled_bytes == before && lh_ms_left(deadline)) {
+        engine_admit(r.engine);
+        usleep(1000);
+    }
+    cr_assert(gt(u64, engine_stats(r.engine).spilled_bytes, before));
+    cr_assert(eq(sz, rig_used(&r), used), "it is still on the device");
+    finish(&r, t);
+    rig_finish(&r);
+    kv_client_destroy(c);
+    daemon_stop(&d);
+}
+
 /* A store that dies in the middle is a miss: slower, and nothing else. */
 Test(spill, a_dead_store_changes_nothing)
 {
