@@ -9,7 +9,7 @@
 
 #include "proto/file.h"
 
-enum { STATEMENTS = 64, BUSY_MS = 10000 };
+enum { STATEMENTS = 256, PLACES = 4, BUSY_MS = 10000 };
 
 struct db {
     sqlite3 *handle;
@@ -102,17 +102,25 @@ void db_close(struct db *db)
     free(db);
 }
 
-/* Prepared statements are kept by the address of their text, which is a literal; the text is
- * compared, so a reused buffer is only slower.  One in use (a row function that asks again) is left
- * alone and a private one is made. */
+/* Prepared statements are kept by the address of their text, which is a literal, in one of a few
+ * places; the text is compared, so a reused buffer is only slower.  One in use (a row function that
+ * asks again) is out of the cache, and a private one is made.  To parse anew what has lost its
+ * place to another took longer than most statements take. */
+static sqlite3_stmt **places_of(struct db *db, const char *sql)
+{
+    return &db->cache[((uintptr_t)sql >> 4) % (STATEMENTS / PLACES) * PLACES];
+}
+
 static sqlite3_stmt *take_statement(struct db *db, const char *sql, struct lh_error *err)
 {
-    sqlite3_stmt **slot = &db->cache[((uintptr_t)sql >> 4) % STATEMENTS], *s = *slot;
+    sqlite3_stmt **places = places_of(db, sql), *s = NULL;
 
-    if (s && !strcmp(sqlite3_sql(s), sql)) {
-        *slot = NULL; /* out of the cache while in use */
-        return s;
-    }
+    for (int i = 0; i < PLACES; i++)
+        if (places[i] && !strcmp(sqlite3_sql(places[i]), sql)) {
+            s = places[i];
+            places[i] = NULL;
+            return s;
+        }
     if (sqlite3_prepare_v2(db->handle, sql, -1, &s, NULL) != SQLITE_OK)
         return fail(db, err, sql), NULL;
     return s;
@@ -120,12 +128,15 @@ static sqlite3_stmt *take_statement(struct db *db, const char *sql, struct lh_er
 
 static void give_statement(struct db *db, const char *sql, sqlite3_stmt *s)
 {
-    sqlite3_stmt **slot = &db->cache[((uintptr_t)sql >> 4) % STATEMENTS];
+    sqlite3_stmt **places = places_of(db, sql), **at = places;
 
     sqlite3_reset(s);
     sqlite3_clear_bindings(s);
-    sqlite3_finalize(*slot);
-    *slot = s;
+    for (int i = 0; i < PLACES; i++)
+        if (!places[i])
+            at = &places[i];
+    sqlite3_finalize(*at);
+    *at = s;
 }
 
 static void bind_all(sqlite3_stmt *s, const char *types, va_list *ap)
