@@ -47,6 +47,8 @@ const struct job_field job_fields[] = {
         "sampled tokens in all turns"),
     NUM("rollout", Rollout, turns, JOB_U32, 1, 100000, "8", "turns of a trajectory"),
     NUM("rollout", Rollout, carry, JOB_BOOL, 0, 1, "false", "reuse KV of older policy versions"),
+    TEXT("rollout", Rollout, hibernate, JOB_STRING, "auto",
+         "sandboxes while the model thinks: auto (when the wait is worth it), never or always"),
 
     NUM("kvstore", KvStore, memory_bytes, JOB_BYTES, 1 << 20, 4096 * GIB, "256MiB",
         "memory tier, bytes"),

@@ -247,6 +247,8 @@ int engines_reply(struct daemon *d, V1(EnginesReply) * reply, struct lh_error *e
 {
     struct lh_error why = {0};
     bool criu = engines_need_criu(d, lh_now_ms() + WAIT_DEFAULT_MS, &why) == 0;
+    reply->hibernate_us = d->hibernate_us;
+    reply->resume_us = d->resume_us;
     int r = criu ? append(&reply->engines, &reply->n_engines, "criu", err)
                  : append(&reply->problems, &reply->n_problems, why.message, err);
 

@@ -92,6 +92,7 @@ struct daemon {
     struct metrics *metrics; /* NULL before anything is served */
     atomic_ullong deaths[DEATH_CAUSES];
     atomic_ullong warm_starts[WARM_STARTS];
+    atomic_ullong hibernate_us, resume_us; /* smoothed; 0 = not measured yet */
     const struct daemon_hooks *hooks;
     struct rpc_method methods[64]; /* of the service; lives as long as the server */
 

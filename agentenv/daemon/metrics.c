@@ -110,6 +110,14 @@ static void write_warm_starts(void *ctx, FILE *f, const char *name)
                 (unsigned long long)m->d->warm_starts[i]);
 }
 
+static void write_costs(void *ctx, FILE *f, const char *name)
+{
+    const struct metrics *m = ctx;
+
+    fprintf(f, "%s{of=\"hibernate\"} %.6f\n%s{of=\"resume\"} %.6f\n", name,
+            (double)m->d->hibernate_us / 1e6, name, (double)m->d->resume_us / 1e6);
+}
+
 static void write_rows(struct metrics *m, FILE *f, const char *name, const char *sql)
 {
     int64_t n = 0;
@@ -175,6 +183,7 @@ static const struct metrics_family families[] = {
     {"agentenv_sandboxes", "gauge", "Sandboxes by state", write_states},
     {"agentenv_deaths_total", "counter", "Sandboxes that died", write_deaths},
     {"agentenv_warm_starts_total", "counter", "Starts of images with a warm-up", write_warm_starts},
+    {"agentenv_hibernation_seconds", "gauge", "What it takes lately; 0 = not known", write_costs},
     {"agentenv_snapshots", "gauge", "Snapshots kept", write_snapshots},
     {"agentenv_layers", "gauge", "Layers on disk", write_layers},
     {"agentenv_layer_bytes", "gauge", "Bytes of all layers", write_layer_bytes},

@@ -121,7 +121,7 @@ int service_gc(void *ctx, struct rpc_call *call, const ProtobufCMessage *request
     if (r == 0)
         r = checkpoints_flush(ctx, err); /* what is not durable is not shared */
     if (r == 0)
-        r = sharing_round(ctx, 0, &done.bytes, err);
+        r = sharing_round(ctx, &(struct sharing_scope){.checkpoints = true}, &done.bytes, err);
     out->snapshots = done.snapshots;
     out->layers = done.layers;
     out->bytes = done.bytes;

@@ -183,10 +183,11 @@ static bool rest(struct contents *c, int64_t ms)
 
 static void share_memory(struct daemon *d)
 {
+    static const struct sharing_scope scope = {.after_ms = CONTENTS_AFTER_MS};
     struct lh_error err = {0};
     uint64_t bytes = 0;
 
-    if (sharing_round(d, CONTENTS_AFTER_MS, &bytes, &err) < 0)
+    if (sharing_round(d, &scope, &bytes, &err) < 0)
         lh_warn("memory of snapshots not compared", "why=%s", err.message);
 }
 

@@ -47,7 +47,8 @@ static void make_room(struct daemon *d)
     struct gc_result done = {0};
     struct lh_error err = {0};
 
-    if (snapshot_gc(d, GRACE_MS, &done, &err) < 0 || sharing_round(d, 0, &done.bytes, &err) < 0)
+    if (snapshot_gc(d, GRACE_MS, &done, &err) < 0 ||
+        sharing_round(d, &(struct sharing_scope){.checkpoints = true}, &done.bytes, &err) < 0)
         lh_warn("gc for a full store failed", "why=%s", err.message);
 }
 

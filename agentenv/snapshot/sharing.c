@@ -4,7 +4,9 @@
  * or the one that the sandbox was started from, and keeps only what differs (criu/share.c).  Not
  * when it is taken: the dump writes all of memory at the speed of the disk's cache, and a resume
  * soon after reads from there.  The thread that addresses layers does it later (contents.c), for
- * snapshots that are durable, and gc at once.
+ * snapshots that are durable; not for the checkpoints of sandboxes that sleep, whose resume
+ * somebody waits for, and to which CRIU has a shorter way when images stand alone.  Those follow
+ * when somebody asks for room: gc, or a store that is full.
  *
  * New images are made beside the old, in STATE/sharing/ID, flushed, and exchanged with them by one
  * renameat2().  A row `sharing` with done = 0 stands from before the directory is made until it is
@@ -23,6 +25,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "agentenv/criu/memory.h"
 #include "agentenv/criu/share.h"
 #include "agentenv/snapshot/snapshot.h"
 #include "proto/clock.h"
@@ -35,7 +38,6 @@ enum {
     WORTH = 8, /* less than one page in so many: not worth the exchange */
     READERS_MS = 30000,
     READERS_POLL_MS = 20,
-    PAGE = 4096,
 };
 
 struct pair {
@@ -94,9 +96,12 @@ static int read_pair(void *ctx, sqlite3_stmt *row, struct lh_error *err)
     return 0;
 }
 
+#define CHECKPOINTS "(SELECT snapshot FROM snapshot_owners WHERE owner LIKE 'checkpoint/%')"
+
 /* Oldest first, and only over what was looked at itself: else it would hold whole what the base is
  * about to share. */
-static int next_pair(struct daemon *d, int64_t before_ms, struct pair *out, struct lh_error *err)
+static int next_pair(struct daemon *d, const struct sharing_scope *scope, struct pair *out,
+                     struct lh_error *err)
 {
     *out = (struct pair){0};
     return db_each(
@@ -104,11 +109,12 @@ static int next_pair(struct daemon *d, int64_t before_ms, struct pair *out, stru
         "SELECT s.id, coalesce((SELECT b.id FROM snapshots b WHERE b.engine='criu' AND b.ready=1"
         " AND (b.sandbox=s.sandbox AND b.sandbox<>'' AND b.id<s.id OR b.id=s.parent)"
         " ORDER BY b.id DESC LIMIT 1), '') AS base FROM snapshots s"
-        " WHERE s.engine='criu' AND s.ready=1 AND s.durable=1 AND s.created_ms<=?"
+        " WHERE s.engine='criu' AND s.ready=1 AND s.durable=1 AND s.created_ms<=?1"
         " AND s.id NOT IN (SELECT snapshot FROM sharing)"
-        " AND (base='' OR base IN (SELECT snapshot FROM sharing WHERE done=1))"
-        " ORDER BY s.id LIMIT 1",
-        "l", before_ms);
+        " AND (?2 OR s.id NOT IN " CHECKPOINTS ")"
+        " AND (base='' OR base IN (SELECT snapshot FROM sharing WHERE done=1)"
+        " OR NOT ?2 AND base IN " CHECKPOINTS ") ORDER BY s.id LIMIT 1",
+        "li", lh_unix_ms() - scope->after_ms, (int)scope->checkpoints);
 }
 
 /* ---- one snapshot ---- */
@@ -220,7 +226,7 @@ static int share(struct daemon *d, const struct pair *p, uint64_t *freed, struct
         r = exchange(d, p->id, work, err);
     if (r < 0)
         return r;
-    *freed = done.shared * PAGE;
+    *freed = done.shared * MEMORY_PAGE;
     lh_info("pages shared", "snapshot=%s with=%s pages=%llu shared=%llu", p->id, p->base,
             (unsigned long long)done.pages, (unsigned long long)done.shared);
     return finish(d, p->id, *freed, err);
@@ -258,7 +264,8 @@ static int look_at(struct daemon *d, const struct pair *p, uint64_t *bytes, stru
 
 /* ---- rounds ---- */
 
-static int look_at_all(struct daemon *d, int64_t before_ms, uint64_t *bytes, struct lh_error *err)
+static int look_at_all(struct daemon *d, const struct sharing_scope *scope, uint64_t *bytes,
+                       struct lh_error *err)
 {
     struct pair p = {0};
     int r = db_run(
@@ -267,7 +274,7 @@ static int look_at_all(struct daemon *d, int64_t before_ms, uint64_t *bytes, str
 
     if (r == 0 && nobody_reads(d))
         r = clear_all(d, err);
-    while (r == 0 && (r = next_pair(d, before_ms, &p, err)) == 0 && p.id[0])
+    while (r == 0 && (r = next_pair(d, scope, &p, err)) == 0 && p.id[0])
         r = look_at(d, &p, bytes, err);
     return r;
 }
@@ -281,11 +288,12 @@ static bool enter(struct daemon *d)
     return free;
 }
 
-int sharing_round(struct daemon *d, int64_t after_ms, uint64_t *bytes, struct lh_error *err)
+int sharing_round(struct daemon *d, const struct sharing_scope *scope, uint64_t *bytes,
+                  struct lh_error *err)
 {
     if (!enter(d))
         return 0; /* somebody does it */
-    int r = look_at_all(d, lh_unix_ms() - after_ms, bytes, err);
+    int r = look_at_all(d, scope, bytes, err);
     pthread_mutex_lock(&d->lock);
     d->sharing = false;
     pthread_mutex_unlock(&d->lock);

@@ -131,9 +131,14 @@ int layers_recover(struct daemon *d, struct lh_error *err);
 
 /* ---- sharing.c: pages that snapshots have in common are on disk once ---- */
 
-/* Compares the memory of every snapshot with processes that is older than `after_ms` and was not
- * compared yet; *bytes grows by what became free. */
-int sharing_round(struct daemon *d, int64_t after_ms, uint64_t *bytes, struct lh_error *err);
+struct sharing_scope {
+    int64_t after_ms; /* snapshots older than this */
+    bool checkpoints; /* of sandboxes that sleep, too */
+};
+/* Compares the memory of every snapshot with processes in scope that was not compared yet; *bytes
+ * grows by what became free. */
+int sharing_round(struct daemon *d, const struct sharing_scope *scope, uint64_t *bytes,
+                  struct lh_error *err);
 /* What a crash left of one. */
 int sharing_recover(struct daemon *d, struct lh_error *err);
 

@@ -132,6 +132,7 @@ static void begin(struct harness *h, struct channel_message *m)
     t->assign = a;
     t->agentenv = h->o.agentenv;
     t->channel = h->o.channel;
+    t->rest = h->o.rest;
     t->started_ms = lh_now_ms() - (int64_t)a->resume_agent_ms;
     set_budgets(t, &h->o.budgets);
     struct trajectory **at = &h->list;
@@ -279,6 +280,16 @@ static int open_sequence(struct harness *h, struct trajectory *t, struct lh_erro
     return t->sequence ? 0 : err->code;
 }
 
+/* Turns that run or wait there. */
+static unsigned in_engine(const struct harness *h)
+{
+    unsigned n = 0;
+
+    for (const struct trajectory *t = h->list; t; t = t->next)
+        n += t->state == TRAJECTORY_THINKING;
+    return n;
+}
+
 static bool begin_turn(struct harness *h, struct trajectory *t)
 {
     struct lh_error err = {0};
@@ -300,6 +311,8 @@ static bool begin_turn(struct harness *h, struct trajectory *t)
     }
     t->turn_first = t->transcript.n;
     t->state = TRAJECTORY_THINKING;
+    t->asked_ms = lh_now_ms();
+    t->asked_in_engine = in_engine(h);
     engine_ask(h->engine, t->sequence, room);
     return true;
 }
@@ -332,8 +345,14 @@ static bool collect_turns(struct harness *h)
 {
     bool any = false;
 
-    for (struct engine_sequence *q; h->engine && (q = engine_turn_ended(h->engine)); any = true)
-        submit(h, engine_owner(q), turn_act);
+    for (struct engine_sequence *q; h->engine && (q = engine_turn_ended(h->engine)); any = true) {
+        struct trajectory *t = engine_owner(q);
+        if (h->o.rest)
+            rest_note_turn(h->o.rest, lh_now_ms() - t->asked_ms, t->asked_in_engine);
+        submit(h, t, turn_act);
+    }
+    if (any && h->o.rest)
+        rest_note_queue(h->o.rest, in_engine(h));
     return any;
 }
 

@@ -18,6 +18,7 @@
 #include "proto/channel.h"
 #include "proto/rpc.h"
 #include "rollout/engine/engine.h"
+#include "rollout/harness/rest.h"
 #include "rollout/harness/tools.h"
 
 struct harness;
@@ -26,6 +27,7 @@ struct harness_options {
     struct rpc_channel *agentenv; /* borrowed, as all here */
     struct channel_worker *channel;
     struct tools *tools;
+    struct rest *rest; /* whether sandboxes are put away while the model thinks; NULL = never */
     const char *job_id;
     Longhaul__Experience__V1__Budgets budgets; /* the job's, where ASSIGN and task say nothing */
     unsigned capacity;                         /* trajectories that are worked on */

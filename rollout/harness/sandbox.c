@@ -17,6 +17,9 @@ enum {
     CLEAN_TIMEOUT_MS = 15000,
     RUN_GRACE_MS = 15000, /* beyond the action's own timeout, until agentenvd counts as gone */
     RETRY_EVERY_MS = 100,
+    REST_MS = 5000, /* to tell agentenvd */
+    REST_AFTER_MS = 1,
+    REST_MEMORY_BYTES = 32 << 20,
     REBUILDS = 3,
 };
 
@@ -120,6 +123,7 @@ static int build(struct sandbox *s, int timeout_ms, struct lh_error *err)
     if (r < 0)
         return r;
     s->builds++;
+    s->resting = false;
     snprintf(s->id, sizeof s->id, "%s", made->id);
     return 0;
 }
@@ -148,6 +152,79 @@ void sandbox_remove(struct sandbox *s)
         err.code != LH_NOT_FOUND)
         lh_warn("sandbox_left", "sandbox=%s owner=%s error=%s", s->id, s->owner, err.message);
     *s->id = 0;
+}
+
+/* ---- resting ---- */
+
+/* 0 = never again by itself. */
+static int set_rest(struct sandbox *s, uint32_t after_ms, int timeout_ms, struct lh_error *err)
+{
+    Longhaul__Sandbox__V1__SetPolicyRequest req = LONGHAUL__SANDBOX__V1__SET_POLICY_REQUEST__INIT;
+    Longhaul__Sandbox__V1__Policy policy = LONGHAUL__SANDBOX__V1__POLICY__INIT;
+
+    policy.hibernate_after_ms = after_ms;
+    req.id = s->id;
+    req.attempt = s->attempt;
+    req.policy = &policy;
+    return call_empty(s->agentenv, SANDBOXES "SetPolicy", &req.base,
+                      &longhaul__sandbox__v1__sandbox__descriptor, timeout_ms, err);
+}
+
+/* More than init: what an action has left running, or memory that is charged to it. */
+static bool holds_something(struct sandbox *s)
+{
+    Longhaul__Sandbox__V1__SandboxId id = LONGHAUL__SANDBOX__V1__SANDBOX_ID__INIT;
+    lh_automsg(Longhaul__Sandbox__V1__Sandbox) now = NULL;
+
+    id.id = s->id;
+    return call(s->agentenv, SANDBOXES "Show", &id.base,
+                &longhaul__sandbox__v1__sandbox__descriptor, REST_MS, (ProtobufCMessage **)&now,
+                NULL) == 0 &&
+           (now->processes > 1 || now->memory_bytes >= REST_MEMORY_BYTES);
+}
+
+static bool should_rest(struct sandbox *s)
+{
+    enum rest_answer answer = s->rest && *s->id ? rest_judge(s->rest) : REST_NO;
+
+    if (answer != REST_IF_IT_HOLDS)
+        return answer == REST_YES;
+    if (holds_something(s))
+        return true;
+    rest_count(s->rest, REST_KEPT);
+    return false;
+}
+
+void sandbox_rest(struct sandbox *s)
+{
+    struct lh_error err = {0};
+
+    if (!should_rest(s))
+        return;
+    s->resting = true; /* also when nobody knows whether it was heard */
+    int r = set_rest(s, REST_AFTER_MS, REST_MS, &err);
+    rest_count(s->rest, r == 0 ? REST_PUT_AWAY : REST_FAILED);
+    if (r < 0)
+        lh_warn("not_put_away", "sandbox=%s error=%s", s->id, err.message);
+}
+
+/* Before an action.  First the policy, so that it is not put away again. */
+static int wake(struct sandbox *s, int timeout_ms, struct lh_error *err)
+{
+    Longhaul__Sandbox__V1__SandboxAttempt req = LONGHAUL__SANDBOX__V1__SANDBOX_ATTEMPT__INIT;
+
+    if (!s->resting)
+        return 0;
+    int r = set_rest(s, 0, timeout_ms, err);
+    if (r < 0)
+        return r;
+    req.id = s->id;
+    req.attempt = s->attempt;
+    r = call_empty(s->agentenv, SANDBOXES "Resume", &req.base,
+                   &longhaul__sandbox__v1__sandbox__descriptor, timeout_ms, err);
+    rest_count(s->rest, r == 0 ? REST_RESUMED : REST_FAILED);
+    s->resting = r < 0;
+    return r;
 }
 
 /* ---- actions ---- */
@@ -250,7 +327,9 @@ static int run_and_rebuild(struct sandbox *s, const char *action, uint32_t timeo
                            struct gather *g, struct lh_error *err)
 {
     for (int tries = 0;; tries++) {
-        int r = run_once(s, action, timeout_ms, g, err);
+        int r = wake(s, RUN_GRACE_MS, err);
+        if (r == 0)
+            r = run_once(s, action, timeout_ms, g, err);
         if (r == 0 || r == LH_ABORTED || r == LH_INVALID_ARGUMENT)
             return r;
         if (died_of_action(s)) {
@@ -293,7 +372,9 @@ int sandbox_commit(struct sandbox *s, uint32_t turn, int timeout_ms, struct lh_e
     req.attempt = s->attempt;
     req.idempotency_key = key;
     req.retain_owner = s->owner;
-    int r = call(s->agentenv, SANDBOXES "TakeSnapshot", &req.base,
+    int r = wake(s, timeout_ms, err); /* an action that is nonsense has not */
+    if (r == 0)
+        r = call(s->agentenv, SANDBOXES "TakeSnapshot", &req.base,
                  &longhaul__sandbox__v1__snapshot__descriptor, timeout_ms,
                  (ProtobufCMessage **)&snap, err);
     if (r == LH_UNAVAILABLE)

@@ -24,6 +24,7 @@
 #include "longhaul/task/v1/service.pb-c.h"
 #include "proto/id.h"
 #include "proto/rpc.h"
+#include "rollout/harness/rest.h"
 
 #define SANDBOX_SHELL_STATE "/tmp/.longhaul-shell"
 
@@ -34,6 +35,8 @@ struct sandbox {
     uint32_t attempt;
     unsigned builds;   /* sandboxes made in this attempt */
     unsigned actions;  /* begun in this attempt: names of execs */
+    struct rest *rest; /* borrowed; NULL = it is never put away */
+    bool resting;      /* it is, or is about to be */
     char id[64];       /* "" = none now */
     char snapshot[64]; /* last commit point; "" = the task as registered */
 };
@@ -58,6 +61,10 @@ struct sandbox_result {
  */
 int sandbox_run(struct sandbox *s, const char *action, uint32_t timeout_ms, size_t max_output,
                 struct sandbox_result *out, struct lh_error *err);
+
+/* Puts it away, if that is worth it, until the next action: the model thinks now.  What fails here
+ * changes nothing. */
+void sandbox_rest(struct sandbox *s);
 
 /* A new commit point: retained under `owner`, and what sandbox_run() rebuilds from.
  * FAILED_PRECONDITION when the sandbox is dead. */

@@ -33,6 +33,7 @@ struct trajectory {
         *successor; /* ASSIGN of a higher attempt, to begin when this has ended */
     struct rpc_channel *agentenv;
     struct channel_worker *channel;
+    struct rest *rest;
     Longhaul__Experience__V1__Budgets budgets;
     enum trajectory_state state;
     bool cancelled, settled; /* arrived while a job had it */
@@ -41,9 +42,11 @@ struct trajectory {
     Longhaul__Task__V1__RegisteredTask *task;
     struct sandbox sandbox;
     struct transcript transcript;
-    size_t committed;   /* tokens in segments */
-    size_t turn_first;  /* first sampled token of this turn */
-    unsigned turn;      /* turns committed */
+    size_t committed;  /* tokens in segments */
+    size_t turn_first; /* first sampled token of this turn */
+    unsigned turn;     /* turns committed */
+    int64_t asked_ms;  /* when this turn was asked for, and how many the engine had then */
+    unsigned asked_in_engine;
     int64_t started_ms; /* when the agent's clock began, if it had run without a pause */
     struct engine_sequence *sequence;
     struct old_snapshot *old;

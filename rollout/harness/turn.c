@@ -259,6 +259,12 @@ static int load_task(struct trajectory *t, struct lh_error *err)
     return 0;
 }
 
+/* A demonstration does not: its next action is known. */
+static bool thinks(const struct trajectory *t)
+{
+    return t->assign->mode != LONGHAUL__EXPERIENCE__V1__MODE__MODE_DEMONSTRATE;
+}
+
 static int start_sandbox(struct trajectory *t, struct lh_error *err)
 {
     const Longhaul__Task__V1__Timeouts *limits = timeouts(t);
@@ -267,6 +273,7 @@ static int start_sandbox(struct trajectory *t, struct lh_error *err)
     int r = sandbox_init(&t->sandbox, t->agentenv, t->owner, t->assign->task, t->assign->attempt,
                          t->assign->resume_snapshot, err);
 
+    t->sandbox.rest = thinks(t) ? t->rest : NULL;
     return r < 0 ? r : sandbox_start(&t->sandbox, timeout, err);
 }
 
@@ -282,7 +289,8 @@ void turn_prepare(struct tool_job *job)
     if (r < 0)
         return end_invalid(t, "prompt", &err);
     if (start_sandbox(t, &err) < 0)
-        end_invalid(t, "boot", &err);
+        return end_invalid(t, "boot", &err);
+    sandbox_rest(&t->sandbox);
 }
 
 /* ---- one turn ---- */
@@ -360,7 +368,8 @@ static void commit(struct trajectory *t)
         return end_invalid(t, "snapshot", &err);
     if (report_segment(t, t->sandbox.snapshot, false, &seq, &err) < 0 ||
         remember_old(t, before, seq, &err) < 0)
-        end_unsent(t, &err);
+        return end_unsent(t, &err);
+    sandbox_rest(&t->sandbox);
 }
 
 static void go_on(struct trajectory *t, const struct sandbox_result *res, bool malformed)

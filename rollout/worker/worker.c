@@ -41,6 +41,7 @@ struct worker {
     struct channel_worker *channel;
     struct rpc_channel *agentenv;
     struct tools *tools;
+    struct rest *rest;
     struct harness *harness;
     struct engine *engine; /* once the weights are there */
     struct scheduler scheduler;
@@ -190,6 +191,10 @@ static int make_harness(struct worker *w, struct lh_error *err)
         .capacity = capacity(w),
     };
 
+    w->rest = rest_create(w->agentenv, r->hibernate, err);
+    if (!w->rest)
+        return err->code;
+    ho.rest = w->rest;
     w->tools = tools_create(TOOL_THREADS, inbox_ring, &w->inbox, err);
     if (!w->tools)
         return err->code;
@@ -235,6 +240,7 @@ void worker_destroy(struct worker *w)
         return;
     harness_destroy(w->harness);
     tools_destroy(w->tools);
+    rest_destroy(w->rest);
     engine_destroy(w->engine);
     inbox_finish(&w->inbox);
     rpc_channel_destroy(w->agentenv);
@@ -400,6 +406,9 @@ static void heartbeat(struct worker *w)
     b.trajectories = names;
     b.n_trajectories = harness_names(w->harness, names, c.held);
     b.in_tool = c.in_tool;
+    struct rest_counts rest = rest_counts(w->rest);
+    b.hibernated = rest.n[REST_PUT_AWAY];
+    b.hibernations_failed = rest.n[REST_FAILED];
     if (w->engine)
         fill_heartbeat(w, &b, &v);
     e.body_case = LONGHAUL__EXPERIENCE__V1__ENVELOPE__BODY_HEARTBEAT;

@@ -130,7 +130,8 @@ int intake_with_ledger(struct intake *in, intake_ledger_fn *fn, void *ctx, struc
 struct intake_stats {
     uint32_t workers, running, waiting, in_tool, spilled;                            /* now */
     uint64_t tokens_decoded, spilled_bytes, loaded_bytes, store_lookups, store_hits; /* counters */
-    uint64_t committed; /* turns and ends of trajectories, by this process */
+    uint64_t hibernated, hibernations_failed; /* sandboxes, while the model thought */
+    uint64_t committed;                       /* turns and ends of trajectories, by this process */
     uint64_t invalid, outages, dropped, reassigned; /* invalid: counted ones */
 };
 void intake_stats(struct intake *in, struct intake_stats *out);

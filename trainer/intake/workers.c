@@ -95,6 +95,8 @@ static void retire_counters(struct intake *in, struct worker *w)
     in->past.loaded_bytes += w->last.loaded_bytes;
     in->past.store_lookups += w->last.store_lookups;
     in->past.store_hits += w->last.store_hits;
+    in->past.hibernated += w->last.hibernated;
+    in->past.hibernations_failed += w->last.hibernations_failed;
     w->last = (struct intake_stats){0};
     w->beaten = false;
 }
@@ -124,6 +126,8 @@ void intake_heartbeat(struct worker *w, const Longhaul__Experience__V1__Heartbea
         .loaded_bytes = h->loaded_bytes,
         .store_lookups = h->store_lookups,
         .store_hits = h->store_hits,
+        .hibernated = h->hibernated,
+        .hibernations_failed = h->hibernations_failed,
     };
 }
 
@@ -180,6 +184,8 @@ void intake_stats(struct intake *in, struct intake_stats *out)
         out->loaded_bytes += w->last.loaded_bytes;
         out->store_lookups += w->last.store_lookups;
         out->store_hits += w->last.store_hits;
+        out->hibernated += w->last.hibernated;
+        out->hibernations_failed += w->last.hibernations_failed;
         if (!w->alive)
             continue;
         out->workers++;

@@ -190,6 +190,11 @@ static void store_since(struct trainer *t, struct intake_stats *before, json_t *
                         json_integer((json_int_t)(now.store_lookups - before->store_lookups)));
     json_object_set_new(line, "store_hits",
                         json_integer((json_int_t)(now.store_hits - before->store_hits)));
+    json_object_set_new(line, "hibernated",
+                        json_integer((json_int_t)(now.hibernated - before->hibernated)));
+    json_object_set_new(
+        line, "hibernations_failed",
+        json_integer((json_int_t)(now.hibernations_failed - before->hibernations_failed)));
     *before = now;
 }
 

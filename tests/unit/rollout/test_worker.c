@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "tests/must_work.h"
 #include "world.h"
 
 enum { BUDGET = 32 << 20, EPISODES = 6 };
@@ -181,6 +182,39 @@ Test(worker, switches_and_kills_do_not_change_what_is_sampled)
     cr_assert(gt(u32, attempts, EPISODES), "a kill met somebody");
     for (int i = 0; i < EPISODES; i++)
         transcript_finish(&quiet[i]);
+    world_close(&w);
+}
+
+/* I5: a sandbox that is put away while the model thinks is the same sandbox. */
+Test(worker, putting_sandboxes_away_changes_nothing)
+{
+    struct transcript want[EPISODES];
+    struct world w;
+
+    world_open(&w, BUDGET);
+    bool has_criu = world_has_criu(&w);
+    begin_all(&w);
+    world_finish(&w, 100);
+    cr_assert(eq(u64, w.hibernated, 0));
+    for (int i = 0; i < EPISODES; i++) {
+        want[i] = w.episodes[i].got;
+        w.episodes[i].got = (struct transcript){0};
+    }
+    world_close(&w);
+    NEEDS("criu", has_criu, "agentenv engines says why");
+    world_hibernate = "always";
+    world_open(&w, BUDGET);
+    cr_assert(world_has_criu(&w), "it is known before anybody asks for it");
+    begin_all(&w);
+    struct episode *e = world_begin(&w, TASK_TWO, MODE(DEMONSTRATE), 1);
+    world_finish(&w, 200);
+    cr_assert(ge(u64, w.hibernated, EPISODES), "at least before each first turn");
+    for (int i = 0; i < EPISODES; i++) {
+        cr_assert(same(&w.episodes[i].got, &want[i]), "trajectory %d", i);
+        cr_assert(eq(u32, w.episodes[i].infra, 0));
+        transcript_finish(&want[i]);
+    }
+    cr_assert(eq(dbl, e->reward, 1));
     world_close(&w);
 }
 

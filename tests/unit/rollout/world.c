@@ -19,6 +19,8 @@
 #include "proto/process.h"
 #include "tests/must_work.h"
 
+const char *world_hibernate = "never";
+
 extern char **environ;
 
 #define SANDBOXES "/longhaul.sandbox.v1.Sandboxes/"
@@ -73,6 +75,7 @@ static void write_job(struct world *w, uint64_t kv_budget_bytes)
     r.turn_tokens = 400;
     r.total_tokens = 900;
     r.turns = 6;
+    r.hibernate = (char *)world_hibernate;
     kv.memory_bytes = 64 << 20;
     kv.max_inflight_bytes = 16 << 20;
     job.format = 1;
@@ -120,6 +123,22 @@ static bool agentenv_answers(struct world *w)
         usleep(50000);
     }
     return false;
+}
+
+bool world_has_criu(struct world *w)
+{
+    Longhaul__Sandbox__V1__Empty req = LONGHAUL__SANDBOX__V1__EMPTY__INIT;
+    lh_automsg(Longhaul__Sandbox__V1__EnginesReply) reply = NULL;
+    bool has = false;
+
+    cr_assert(eq(int,
+                 rpc_unary(w->agentenv, SANDBOXES "Engines", &req.base,
+                           &longhaul__sandbox__v1__engines_reply__descriptor, 60000,
+                           (ProtobufCMessage **)&reply, NULL),
+                 0));
+    for (size_t i = 0; i < reply->n_engines; i++)
+        has |= !strcmp(reply->engines[i], "criu");
+    return has;
 }
 
 static void spawn_agentenv(struct world *w)

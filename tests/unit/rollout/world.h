@@ -53,8 +53,10 @@ struct world {
     char instance[LH_ID_SIZE]; /* of the worker, as last seen */
     struct episode episodes[WORLD_EPISODES];
     size_t n_episodes;
-    uint64_t tokens_decoded, spilled_bytes;
+    uint64_t tokens_decoded, spilled_bytes, hibernated;
 };
+
+extern const char *world_hibernate; /* of the job; "never" unless a test says otherwise */
 
 /* Skips the test when sandboxes cannot run here. */
 void world_open(struct world *w, uint64_t kv_budget_bytes);
@@ -75,6 +77,8 @@ void world_kill_agentenv(struct world *w);
 void world_switch(struct world *w, enum arbiter_phase phase);
 /* Other weights, as the optimizer would publish them. */
 void world_publish(struct world *w, uint64_t step);
+/* Whether agentenvd offers to keep processes. */
+bool world_has_criu(struct world *w);
 size_t world_sandboxes(struct world *w);
 size_t world_snapshots(struct world *w);
 

@@ -148,6 +148,7 @@ static void on_heartbeat(struct world *w, const Longhaul__Experience__V1__Heartb
 
     w->tokens_decoded = h->tokens_decoded;
     w->spilled_bytes = h->spilled_bytes;
+    w->hibernated = h->hibernated;
     for (size_t i = 0; i < h->n_trajectories; i++) {
         struct episode *e = find(w, h->trajectories[i]);
         if (!e)
