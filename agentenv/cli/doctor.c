@@ -13,6 +13,8 @@
 
 #include "agentenv/cli/verbs.h"
 #include "agentenv/sandbox/box.h"
+#include "agentenv/sandbox/facts.h"
+#include "agentenv/sandbox/rootless.h"
 #include "proto/cleanup.h"
 #include "proto/parse.h"
 
@@ -82,6 +84,22 @@ static bool has_namespaces(void)
            number_in("/proc/sys/user/max_user_namespaces") >= 4096;
 }
 
+/* Root's sandboxes have these ids whoever else may have been given them. */
+static bool has_own_ids(void)
+{
+    lh_autofclose FILE *f = geteuid() == 0 ? fopen("/etc/subuid", "re") : NULL;
+    unsigned long start, n;
+    char line[512];
+
+    while (f && fgets(line, sizeof line, f)) {
+        const char *rest = strchr(line, ':');
+        if (rest && sscanf(rest, ":%lu:%lu", &start, &n) == 2 &&
+            start <= BOX_UID_BASE + BOX_INIT_UID && start + n > BOX_UID_BASE)
+            return false;
+    }
+    return true;
+}
+
 static bool has_soft_dirty(void)
 {
     return has_line("/proc/self/smaps", "VmFlags:") && has_line("/proc/self/smaps", " sd");
@@ -101,6 +119,9 @@ static const struct {
      "fewer sandboxes at a time (sysctl user.max_net_namespaces, user.max_user_namespaces)"},
     {"inotify", has_inotify, "few directories can be watched (sysctl fs.inotify.max_user_watches)"},
     {"CAP_SYS_RESOURCE", has_sys_resource, "no limit can be raised above what agentenvd inherits"},
+    {"ids of root's sandboxes", has_own_ids,
+     "/etc/subuid gives 100000 to 165536 to a user, who may signal what runs under them, and read "
+     "its files: where sandboxes of root run too, give that user another range"},
     {"soft-dirty", has_soft_dirty,
      "the second image of a process costs reading all of its memory (CONFIG_MEM_SOFT_DIRTY)"},
 };
@@ -121,6 +142,24 @@ static void add_engines(struct cli *cli, json_t *rows)
         add(rows, "engine", "missing", reply->problems[i]);
 }
 
+/* As the daemon of this user would find the machine.  Forks: before any call. */
+static int add_sandboxes(json_t *rows)
+{
+    struct lh_error err = {0};
+    struct box_offer o;
+
+    if (geteuid() != 0 && box_rootless_enter(NULL, NULL, &err) < 0) {
+        add_problem(rows, err.message);
+        return 1;
+    }
+    int problems = box_selftest(add_problem, rows);
+    if (problems == 0)
+        add(rows, "sandboxes", "offered", "this machine has what they need");
+    for (size_t i = 0; box_offer(i, &o); i++)
+        add(rows, o.what, o.there ? "offered" : "missing", o.there ? "" : o.cost);
+    return problems;
+}
+
 int doctor_verb(struct cli *cli, int argc, char **argv, struct lh_error *err)
 {
     const struct argp argp = {NULL,
@@ -137,9 +176,7 @@ int doctor_verb(struct cli *cli, int argc, char **argv, struct lh_error *err)
     cli_parse(&argp, argc, argv, &w);
     if (!rows)
         return lh_fail_errno(err, ENOMEM, "doctor");
-    int problems = box_selftest(add_problem, rows); /* forks: before any call */
-    if (problems == 0)
-        add(rows, "sandboxes", "offered", "this machine has what they need");
+    int problems = add_sandboxes(rows);
     for (size_t i = 0; i < LH_ARRAY_SIZE(offers); i++) {
         bool there = offers[i].there();
         add(rows, offers[i].what, there ? "offered" : "missing", there ? "" : offers[i].cost);

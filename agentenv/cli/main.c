@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "agentenv/cli/verbs.h"
+#include "agentenv/sandbox/places.h"
 #include "proto/cleanup.h"
 #include "proto/clock.h"
 #include "proto/file.h"
@@ -23,7 +24,9 @@ const struct cli_verb *const cli_tables[] = {sandbox_verbs,  file_verbs,   shell
 enum { OPT_SOCKET = 'S', OPT_OUTPUT = 'o', OPT_ADDRESS = 1024, OPT_TOKEN, OPT_CA };
 
 static const struct argp_option common_options[] = {
-    {"socket", OPT_SOCKET, "PATH", 0, "Socket of agentenvd; default: $AGENTENV_SOCKET", -2},
+    {"socket", OPT_SOCKET, "PATH", 0,
+     "Socket of agentenvd; default: $AGENTENV_SOCKET, or where an ordinary user's daemon has it",
+     -2},
     {"address", OPT_ADDRESS, "HOST:PORT", 0,
      "Of an agentenvd elsewhere, asked by TLS; default: $AGENTENV_ADDRESS", -2},
     {"token-file", OPT_TOKEN, "FILE", 0,
@@ -311,7 +314,8 @@ int main(int argc, char **argv)
     setlocale(LC_CTYPE, "C.UTF-8");
     argp_err_exit_status = CLI_USAGE;
     program.json = !isatty(STDOUT_FILENO);
-    program.socket = getenv("AGENTENV_SOCKET");
+    lh_autofree char *own = box_default_socket();
+    program.socket = getenv("AGENTENV_SOCKET") ? getenv("AGENTENV_SOCKET") : own;
     program.address = getenv("AGENTENV_ADDRESS");
     program.token_file = getenv("AGENTENV_TOKEN_FILE");
     program.ca_file = getenv("AGENTENV_CA");

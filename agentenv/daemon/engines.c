@@ -10,6 +10,7 @@
 #include <sys/stat.h>
 
 #include "agentenv/daemon/internal.h"
+#include "agentenv/sandbox/facts.h"
 #include "agentenv/snapshot/snapshot.h"
 #include "proto/clock.h"
 #include "proto/file.h"
@@ -117,6 +118,10 @@ static int test_in(struct daemon *d, const char *dir, struct lh_error *err)
 static int test_criu(struct daemon *d, struct lh_error *err)
 {
     lh_autofree char *dir = lh_format("%s/selftest", d->state_dir);
+    if (box_facts()->rootless)
+        return lh_fail(err, LH_FAILED_PRECONDITION,
+                       "it needs root: run agentenvd as root to keep processes; engine fsonly "
+                       "keeps files");
     int version, r = box_host_criu(d->host, &version, err);
 
     if (r == 0 && version < 40000)
@@ -243,6 +248,14 @@ static int append(char ***list, size_t *n, const char *text, struct lh_error *er
     return 0;
 }
 
+static int append_offer(V1(EnginesReply) * reply, const struct box_offer *o, struct lh_error *err)
+{
+    lh_autofree char *text = lh_format("%s: %s", o->what, o->cost);
+
+    return text ? append(&reply->problems, &reply->n_problems, text, err)
+                : lh_fail_errno(err, ENOMEM, "engines");
+}
+
 int engines_reply(struct daemon *d, V1(EnginesReply) * reply, struct lh_error *err)
 {
     struct lh_error why = {0};
@@ -252,5 +265,9 @@ int engines_reply(struct daemon *d, V1(EnginesReply) * reply, struct lh_error *e
     int r = criu ? append(&reply->engines, &reply->n_engines, "criu", err)
                  : append(&reply->problems, &reply->n_problems, why.message, err);
 
+    struct box_offer offer;
+    for (size_t i = 0; r == 0 && box_offer(i, &offer); i++)
+        if (!offer.there)
+            r = append_offer(reply, &offer, err);
     return r < 0 ? r : append(&reply->engines, &reply->n_engines, "fsonly", err);
 }

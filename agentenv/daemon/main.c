@@ -12,6 +12,9 @@
 #include "agentenv/daemon/core.h"
 #include "agentenv/daemon/metrics.h"
 #include "agentenv/daemon/service.h"
+#include "agentenv/sandbox/facts.h"
+#include "agentenv/sandbox/places.h"
+#include "agentenv/sandbox/rootless.h"
 #include "proto/file.h"
 #include "proto/log.h"
 #include "proto/process.h"
@@ -31,14 +34,21 @@ enum {
 const char *argp_program_version = "agentenvd " LONGHAUL_VERSION;
 
 struct options {
+    const char *own_state, *own_socket; /* defaults of an ordinary user */
     const char *state, *socket, *cgroup, *listen, *tls_cert, *tls_key, *metrics;
     uint64_t store_limit;
     bool remove_on_exit;
 };
 
 static const struct argp_option option_table[] = {
-    {"state", 's', "DIR", 0, "Registry, images, layers and sandboxes; created if absent", 0},
-    {"socket", 'S', "PATH", 0, "Unix socket to serve on (mode 0600)", 0},
+    {"state", 's', "DIR", 0,
+     "Registry, images, layers and sandboxes; created if absent.  Default of an ordinary user: "
+     "$XDG_DATA_HOME/agentenv or ~/.local/share/agentenv",
+     0},
+    {"socket", 'S', "PATH", 0,
+     "Unix socket to serve on (mode 0600).  Default of an ordinary user: "
+     "$XDG_RUNTIME_DIR/agentenv.sock, or socket in the state directory",
+     0},
     {"cgroup", 'c', "NAME", 0, "Parent of the sandboxes' cgroups; default: made from DIR", 0},
     {"listen", 'l', "HOST:PORT", 0, "Serve there too, by TLS, holders of tokens", 0},
     {"tls-cert", OPT_CERT, "FILE", 0, "PEM: certificate chain, for --listen", 0},
@@ -85,6 +95,8 @@ static error_t parse_option(int key, char *arg, struct argp_state *state)
         o->remove_on_exit = true;
         return 0;
     case ARGP_KEY_END:
+        o->state = o->state ? o->state : o->own_state;
+        o->socket = o->socket ? o->socket : o->own_socket;
         if (!o->state || !o->socket)
             argp_error(state, "--state and --socket are needed");
         if (!o->listen != !o->tls_cert || !o->listen != !o->tls_key)
@@ -168,6 +180,15 @@ static int serve(const struct options *o, const char *cgroup, struct box_host *h
     return r;
 }
 
+static void say_what_is_missing(void)
+{
+    struct box_offer offer;
+
+    for (size_t i = 0; box_offer(i, &offer); i++)
+        if (!offer.there)
+            lh_warn("not offered", "what=%s cost=%s", offer.what, offer.cost);
+}
+
 static int run(const struct options *o, struct lh_error *err)
 {
     sigset_t stop;
@@ -181,10 +202,13 @@ static int run(const struct options *o, struct lh_error *err)
     lh_autoclose int lock = daemon_lock(o->state, err); /* covers the cgroup, too */
     if (lock < 0)
         return lh_wrap(err, "starting");
+    if (geteuid() != 0 && box_rootless_enter(o->state, cgroup, err) < 0)
+        return lh_wrap(err, "preparing for sandboxes (agentenv doctor says more)");
     lh_auto(box_host) host =
         box_host_create(&(struct box_host_options){.cgroup_parent = cgroup}, err);
     if (!host)
         return lh_wrap(err, "preparing for sandboxes (agentenv doctor says more)");
+    say_what_is_missing();
     sigemptyset(&stop);
     sigaddset(&stop, SIGTERM);
     sigaddset(&stop, SIGINT);
@@ -198,7 +222,8 @@ int main(int argc, char **argv)
 {
     const struct argp argp = {
         option_table, parse_option, NULL, "Keeps the sandboxes of this machine.", NULL, NULL, NULL};
-    struct options o = {0};
+    lh_autofree char *state = box_default_state(), *socket = box_default_socket();
+    struct options o = {.own_state = state, .own_socket = socket};
     struct lh_error err = {0};
 
     argp_err_exit_status = LH_EXIT_USAGE;

@@ -5,6 +5,7 @@
 #include "agentenv/daemon/opened.h"
 #include "agentenv/daemon/service.h"
 #include "agentenv/daemon/tar.h"
+#include "agentenv/sandbox/facts.h"
 #include "proto/clock.h"
 #include "proto/file.h"
 #include "proto/parse.h"
@@ -25,8 +26,9 @@ int open_files(struct daemon *d, const char *id, unsigned states, struct opened 
     if (r < 0)
         return r;
     o->d = d;
-    o->root = (struct inroot){
-        .fd = root_of(o->s, err), .uid_base = BOX_UID_BASE, .uid_count = BOX_UID_COUNT};
+    o->root = (struct inroot){.fd = root_of(o->s, err),
+                              .uid_base = box_facts()->uid_base,
+                              .uid_count = box_facts()->uid_count};
     if (o->root.fd >= 0)
         return 0;
     r = o->root.fd;

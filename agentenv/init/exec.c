@@ -13,7 +13,7 @@
 
 #include "agentenv/init/exec.h"
 
-enum { KEPT_RESULTS = 8 };
+enum { KEPT_RESULTS = 8, KILL_AGAIN_MS = 50 };
 
 static struct exec table[WIRE_MAX_EXECS];
 static char buffer[WIRE_CHUNK];
@@ -23,6 +23,7 @@ void exec_forget(struct exec *e)
     for (int i = 0; i < EXEC_OUTPUTS; i++)
         close_fd(&e->pipe[i]);
     close_fd(&e->kill_fd);
+    close_fd(&e->words);
     close_fd(&e->channel);
     input_finish(&e->input);
     journal_finish(&e->journal);
@@ -92,6 +93,14 @@ static pid_t fork_into(int cgroup)
     return (pid_t)syscall(SYS_clone3, &a, sizeof a);
 }
 
+static int start_in_cgroup(struct exec *e, int cgroup, const struct launch *l)
+{
+    e->pid = fork_into(cgroup);
+    if (e->pid == 0)
+        launch_command(l);
+    return e->pid < 0 ? -errno : 0;
+}
+
 /* Without input the daemon passes the host's /dev/null, a file from outside, with which the command
  * could not be checkpointed; init has opened the sandbox's. */
 static int data_or_null(int fd)
@@ -120,11 +129,10 @@ static int start_command(struct exec *e, const struct wire_request *req,
                        .report = s.theirs[STREAM_REPORT],
                        .terminal = req->flags & WIRE_PTY,
                        .limits = req->limits};
-    e->pid = r < 0 ? r : fork_into(fds[WIRE_FD_CGROUP]);
-    if (e->pid < 0 && r == 0)
-        r = -errno;
-    if (e->pid == 0)
-        launch_command(&l);
+    if (r == 0 && (req->flags & WIRE_LED))
+        r = leader_start(e, &l);
+    else if (r == 0)
+        r = start_in_cgroup(e, fds[WIRE_FD_CGROUP], &l);
     streams_close_theirs(&s);
     return r;
 }
@@ -137,6 +145,7 @@ static void start_at(struct exec *e, const struct wire_request *req, const int f
                        .flags = req->flags,
                        .channel = -1,
                        .kill_fd = fds[WIRE_FD_KILL],
+                       .words = -1,
                        .pipe = {-1, -1, -1},
                        .input = {.fd = -1},
                        .started_ms = now,
@@ -181,7 +190,10 @@ void exec_attach(const struct wire_request *req, int channel)
 
 static void kill_tree(struct exec *e)
 {
-    if (write(e->kill_fd, "1", 1) != 1)
+    e->killing = true;
+    if (e->flags & WIRE_LED)
+        leader_kill(e);
+    else if (write(e->kill_fd, "1", 1) != 1)
         kill(-e->pid, SIGKILL);
 }
 
@@ -191,8 +203,12 @@ void exec_signal(const struct wire_request *req)
 
     if (!e || e->ended || req->signal <= 0 || req->signal > SIGRTMAX)
         return;
+    if (e->flags & WIRE_LED)
+        leader_await_pid(e);
     if (req->signal == SIGKILL)
         kill_tree(e);
+    else if (e->pid <= 0) /* it has failed to start */
+        return;
     else if (kill(-e->pid, req->signal) < 0) /* it has no group of its own yet */
         kill(e->pid, req->signal);
 }
@@ -250,13 +266,29 @@ static void end(struct exec *e, int status)
     }
     input_finish(&e->input);
     close_fd(&e->kill_fd);
+    close_fd(&e->words);
+}
+
+static void hear_leader(struct exec *e)
+{
+    int status;
+
+    if (e->words >= 0 && leader_heard(e, &status))
+        end(e, status);
 }
 
 void exec_reaped(pid_t pid, int status)
 {
-    for (size_t i = 0; i < WIRE_MAX_EXECS; i++)
-        if (table[i].used && !table[i].ended && table[i].pid == pid)
-            end(&table[i], status);
+    for (size_t i = 0; i < WIRE_MAX_EXECS; i++) {
+        struct exec *e = &table[i];
+        if (!e->used || e->ended)
+            continue;
+        if (e->leader == pid)
+            hear_leader(e);
+        if (!e->ended && (e->leader == pid || (e->leader == 0 && e->pid == pid)))
+            end(e, status);
+    }
+    leader_reaped(pid, status);
 }
 
 bool exec_settled(void)
@@ -311,6 +343,7 @@ static void poll_exec(const struct exec *e, struct pollfd *p, size_t *n)
     want(p, n, e->pipe[STREAM_ERR], full ? 0 : POLLIN);
     want(p, n, e->pipe[STREAM_REPORT], POLLIN);
     want(p, n, e->input.fd, pending ? POLLOUT : 0);
+    want(p, n, e->words, POLLIN);
     want(p, n, e->channel, (pending ? 0 : POLLIN) | (e->blocked ? POLLOUT : 0));
 }
 
@@ -318,13 +351,15 @@ size_t exec_poll(struct pollfd *p, size_t max, int *timeout_ms)
 {
     size_t n = 0;
 
-    for (size_t i = 0; i < WIRE_MAX_EXECS && n + EXEC_OUTPUTS + 2 <= max; i++) {
+    for (size_t i = 0; i < WIRE_MAX_EXECS && n + EXEC_OUTPUTS + 3 <= max; i++) {
         struct exec *e = &table[i];
         if (!e->used)
             continue;
         poll_exec(e, p, &n);
         int64_t left = e->deadline_ms - init_now_ms();
         left = left < 0 ? 0 : left < INT_MAX ? left : INT_MAX;
+        if (e->leader && e->killing && !e->ended)
+            *timeout_ms = KILL_AGAIN_MS;
         if (has_deadline(e) && (*timeout_ms < 0 || left < *timeout_ms))
             *timeout_ms = (int)left;
     }
@@ -338,9 +373,12 @@ static void step(struct exec *e)
         read_output(e, STREAM_OUT);
         read_output(e, STREAM_ERR);
     }
+    hear_leader(e);
     if (has_deadline(e) && init_now_ms() >= e->deadline_ms) {
         e->timed_out = true;
         kill_tree(e);
+    } else if (e->leader && e->killing && !e->ended) {
+        leader_kill(e);
     }
     channel_step(e);
 }

@@ -12,7 +12,10 @@ struct exec {
     bool used, ended, told; /* told: the last event was sent */
     uint32_t flags;         /* enum wire_exec_flag */
     char id[WIRE_ID_SIZE];
-    pid_t pid;
+    pid_t pid;    /* with WIRE_LED 0 until the leader has told it */
+    pid_t leader; /* WIRE_LED only, and `words`, what it says */
+    int words;
+    bool killing; /* its tree is to be killed until the exec ends */
     int status, pipe[EXEC_OUTPUTS], kill_fd, channel;
     bool blocked; /* the channel is full */
     int64_t started_ms, deadline_ms;
@@ -34,6 +37,21 @@ static inline void close_fd(int *fd)
 
 /* Everything of the exec; its place is free. */
 void exec_forget(struct exec *e);
+
+/* ---- leader.c: execs with WIRE_LED ---- */
+
+/* 0 or -errno. */
+int leader_start(struct exec *e, const struct launch *l);
+/* What the leader has said; true when the command has ended, with its status. */
+bool leader_heard(struct exec *e, int *status);
+/* For who needs e->pid now. */
+void leader_await_pid(struct exec *e);
+/* Everything below the leader; what escapes for the moment is there the next time. */
+void leader_kill(const struct exec *e);
+/* Of any child of init's. */
+void leader_reaped(pid_t pid, int status);
+
+/* ---- channel.c ---- */
 
 /* The last event on a channel that has no exec; closes it. */
 void channel_refuse(int channel, int errnum, const char *why);

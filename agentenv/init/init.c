@@ -28,7 +28,7 @@
 #include "agentenv/init/init.h"
 #include "agentenv/sandbox/spawner.h"
 
-enum { INIT_UID = 65536, POLL_MAX = WIRE_MAX_EXECS * 5 + 160 };
+enum { INIT_UID = 65536, POLL_MAX = WIRE_MAX_EXECS * 6 + 160 };
 
 static int control = WIRE_CONTROL_FD, near_end = -1, signals = -1;
 static bool quiescing;
@@ -55,8 +55,12 @@ static int keep_capabilities(void)
     return (int)syscall(SYS_capset, &h, d);
 }
 
+/* Where no id but 0 is mapped (sandbox/rootless.c) it stays what it is; not dumpable, it is no more
+ * the agent's to look into than under an id of its own. */
 static int become_init_user(void)
 {
+    if (setresgid(INIT_UID, INIT_UID, INIT_UID) < 0 && errno == EINVAL)
+        return keep_capabilities() < 0 ? -1 : prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);
     if (prctl(PR_SET_KEEPCAPS, 1, 0, 0, 0) < 0 || setresgid(INIT_UID, INIT_UID, INIT_UID) < 0 ||
         setresuid(INIT_UID, INIT_UID, INIT_UID) < 0 || keep_capabilities() < 0)
         return -1;
@@ -245,19 +249,19 @@ static void serve_sandbox(void)
 
 int main(int argc, char **argv)
 {
-    char *fds[SPAWNER_OWN_FDS];
+    char *args[SPAWNER_ARGS];
 
-    if (argc != 1 + SPAWNER_OWN_FDS) {
+    if (argc != 1 + SPAWNER_ARGS) {
         fprintf(stderr, "agentenv-init is a part of agentenvd, which starts it\n");
         return 2;
     }
-    for (int i = 0; i < SPAWNER_OWN_FDS; i++) { /* nothing of the host's for /proc/1/cmdline */
-        fds[i] = strdup(argv[1 + i]);
-        if (!fds[i])
+    for (int i = 0; i < SPAWNER_ARGS; i++) { /* nothing of the host's for /proc/1/cmdline */
+        args[i] = strdup(argv[1 + i]);
+        if (!args[i])
             return 1;
         memset(argv[1 + i], 0, strlen(argv[1 + i]));
     }
     own_name = argv[0];
-    launch_prepare(atoi(fds[SPAWNER_FD_FILTERS]));
-    spawner_main(fds, serve_sandbox);
+    launch_prepare(atoi(args[SPAWNER_FD_FILTERS]));
+    spawner_main(args, serve_sandbox);
 }

@@ -121,8 +121,10 @@ static void add_env(char **env, const char *name, const char *value)
 
 /* Raised so that the memory limit ends a command and never init.  Once the id has changed the file
  * would belong to nobody; and it belongs to init only while init's fork is dumpable. */
-static void prefer_for_oom_kill(void)
+static void prefer_for_oom_kill(bool one_uid)
 {
+    if (one_uid) /* dumpable, it would be open to processes of the agent, who have the same id */
+        return;
     prctl(PR_SET_DUMPABLE, 1, 0, 0, 0);
     int fd = open("/proc/self/oom_score_adj", O_WRONLY | O_CLOEXEC);
     if (fd < 0 || write(fd, "500", 3) != 3)
@@ -141,8 +143,14 @@ static void take_stdio(const struct launch *l, const struct user *u)
         give_up("close_range", errno);
 }
 
-static void become(const struct user *u)
+static void become(const struct user *u, bool one_uid)
 {
+    if (one_uid) {
+        if (u->uid != 0 || u->gid != 0)
+            give_up("another user than root, in a sandbox with one user id (agentenv doctor)",
+                    EPERM);
+        return;
+    }
     if (setgroups(u->n_groups, u->groups) < 0 || setresgid(u->gid, u->gid, u->gid) < 0 ||
         setresuid(u->uid, u->uid, u->uid) < 0)
         give_up("changing the user", errno);
@@ -180,11 +188,13 @@ void launch_command(const struct launch *l)
     sigset_t none;
     struct user u;
 
+    bool one_uid = getuid() == 0; /* init would have an id of its own */
+
     report_fd = l->report;
     sigemptyset(&none);
     sigprocmask(SIG_SETMASK, &none, NULL);
     setsid();
-    prefer_for_oom_kill();
+    prefer_for_oom_kill(one_uid);
     struct command c = read_command(l->strings);
     if (user_find(c.user, &u) != 0)
         give_up("no such user", EINVAL);
@@ -192,7 +202,7 @@ void launch_command(const struct launch *l)
     add_env(c.env, "PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin");
     add_env(c.env, "HOME", u.home);
     add_env(c.env, "USER", u.name[0] ? u.name : "user");
-    become(&u);
+    become(&u, one_uid);
     umask(022);
     if (chdir(c.cwd[0] ? c.cwd : "/") < 0)
         give_up("changing to the working directory", errno);

@@ -51,6 +51,7 @@ enum wire_exec_flag {
     WIRE_PTY = 1,   /* a terminal of rows × cols instead of pipes; its output is WIRE_OUT */
     WIRE_STDIN = 2, /* stdin comes by the channel (a terminal's does always) */
     WIRE_KEPT = 4,  /* the result stays when the daemon has it, until its place is needed */
+    WIRE_LED = 16,  /* its tree has no cgroup; the last two descriptors are nothing */
     WIRE_TAIL = 8,  /* of output beyond output_bytes the end is kept, not the beginning */
 };
 

@@ -14,6 +14,7 @@
 #include <sys/uio.h>
 
 #include "agentenv/sandbox/box_private.h"
+#include "agentenv/sandbox/facts.h"
 #include "agentenv/sandbox/overlay.h"
 #include "agentenv/sandbox/spawner.h"
 #include "proto/clock.h"
@@ -128,9 +129,11 @@ void box_upper_names(unsigned n, char upper[32], char work[32])
 
 int box_make_dirs(int dir_fd, const char *const names[2], struct lh_error *err)
 {
+    uid_t uid = box_facts()->uid_base;
+
     for (int i = 0; i < 2; i++)
         if ((mkdirat(dir_fd, names[i], 0755) < 0 && errno != EEXIST) ||
-            fchownat(dir_fd, names[i], BOX_UID_BASE, BOX_UID_BASE, 0) < 0)
+            fchownat(dir_fd, names[i], uid, uid, 0) < 0)
             return lh_fail_errno(err, errno, "directory %s", names[i]);
     return 0;
 }
@@ -166,25 +169,11 @@ int box_receive_report(int fd, int64_t deadline_ms, struct wire_report *r, int *
     return 0;
 }
 
-static int read_start_ticks(pid_t pid, uint64_t *ticks)
-{
-    char path[64], text[1024];
-
-    snprintf(path, sizeof path, "/proc/%d/stat", pid);
-    lh_autoclose int fd = open(path, O_RDONLY | O_CLOEXEC);
-    ssize_t n = fd < 0 ? -1 : read(fd, text, sizeof text - 1);
-    text[n > 0 ? n : 0] = 0;
-    const char *p = strrchr(text, ')'); /* the name may hold anything else */
-    for (int field = 2; p && field < 22; field++)
-        p = strchr(p + 1, ' ');
-    return p && sscanf(p, "%llu", (unsigned long long *)ticks) == 1 ? 0 : -1;
-}
-
 int box_identify(struct box *b, pid_t pid, struct lh_error *err)
 {
     b->pidfd = (int)syscall(SYS_pidfd_open, pid, 0);
     b->identity.init_pid = pid;
-    if (b->pidfd < 0 || read_start_ticks(pid, &b->identity.start_ticks) < 0)
+    if (b->pidfd < 0 || cgroup_start_ticks(pid, &b->identity.start_ticks) < 0)
         return lh_fail(err, LH_UNAVAILABLE, "init %d ended at once", pid);
     return 0;
 }
@@ -199,15 +188,24 @@ static int await_ready(struct box *b, struct lh_error *err)
     if (box_receive_report(b->control, deadline, &r, &b->pidfd, err) < 0)
         return err->code;
     b->identity.init_pid = r.value;
-    if (read_start_ticks(r.value, &b->identity.start_ticks) < 0)
+    if (cgroup_start_ticks(r.value, &b->identity.start_ticks) < 0)
         return lh_fail(err, LH_UNAVAILABLE, "init %d ended at once", r.value);
     return box_receive_report(b->control, deadline, &r, &none, err);
+}
+
+static struct confine_limits rlimits_of(const struct box_limits *l)
+{
+    bool instead = !box_facts()->limits;
+
+    return (struct confine_limits){.file_bytes = l->disk_bytes,
+                                   .data_bytes = instead ? l->memory_bytes : 0,
+                                   .processes = instead ? l->pids : 0};
 }
 
 static int spawn(struct box *b, const struct box_spec *spec, int root, struct lh_error *err)
 {
     struct spawner_request req = {
-        .op = SPAWNER_START, .network = spec->network, .file_bytes = spec->limits.disk_bytes};
+        .op = SPAWNER_START, .network = spec->network, .limits = rlimits_of(&spec->limits)};
     int p[2];
 
     if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, p) < 0)
@@ -334,15 +332,20 @@ static bool status_has(pid_t pid, const char *key, const char *last_word)
     return false;
 }
 
-static bool in_cgroup(pid_t pid, const char *parent, const char *id)
+/* In the cgroup of that name, wherever an ordinary user's daemon may have its own; without cgroups
+ * by what was written down. */
+static bool in_cgroup(const struct cgroup_root *root, pid_t pid, const char *id)
 {
-    char path[64], line[512], want[160];
+    char path[64], line[1024], want[160];
 
+    if (!box_facts()->cgroups)
+        return cgroup_init(root, id) == pid;
     snprintf(path, sizeof path, "/proc/%d/cgroup", pid);
-    snprintf(want, sizeof want, "0::/%s/%s\n", parent, id);
+    snprintf(want, sizeof want, "/%s/%s\n", root->parent, id);
     lh_autofclose FILE *f = fopen(path, "re");
     while (f && fgets(line, sizeof line, f))
-        if (strcmp(line, want) == 0)
+        if (strncmp(line, "0::", 3) == 0 && strlen(line) > strlen(want) &&
+            strcmp(line + strlen(line) - strlen(want), want) == 0)
             return true;
     return false;
 }
@@ -355,9 +358,9 @@ static int verify_init(struct box *b, const struct box_identity *who, struct lh_
 
     b->identity = *who;
     b->pidfd = (int)syscall(SYS_pidfd_open, who->init_pid, 0);
-    if (b->pidfd < 0 || read_start_ticks(who->init_pid, &ticks) < 0 || ticks != who->start_ticks ||
-        !status_has(who->init_pid, "NSpid:", "1") ||
-        !in_cgroup(who->init_pid, b->host->cgroups.parent, b->id) ||
+    if (b->pidfd < 0 || cgroup_start_ticks(who->init_pid, &ticks) < 0 ||
+        ticks != who->start_ticks || !status_has(who->init_pid, "NSpid:", "1") ||
+        !in_cgroup(&b->host->cgroups, who->init_pid, b->id) ||
         syscall(SYS_pidfd_send_signal, b->pidfd, 0, NULL, 0) < 0)
         return lh_fail(err, LH_NOT_FOUND, "no init of sandbox %s with pid %d runs", b->id,
                        who->init_pid);

@@ -151,6 +151,10 @@ int box_destroy(struct box *b, struct lh_error *err);
 /* The same for a box without a handle, from the recorded names; idempotent. */
 int box_destroy_named(struct box_host *h, const char *id, const char *dir, struct lh_error *err);
 
+/* What this process has made in a tree that boxes will have for a host_owned layer becomes their
+ * root's, where such layers cannot be ID-mapped (facts.h); nothing to do elsewhere. */
+int box_own_tree(const char *path, struct lh_error *err);
+
 /* Empties the directory of a box that has ended, so that another can be started in it.  False: it
  * bears a trace of its box, or could not be emptied, and is to be removed. */
 bool box_reset_dir(const char *path);

@@ -8,6 +8,7 @@
 #include <sys/stat.h>
 
 #include "agentenv/sandbox/cgroup_private.h"
+#include "agentenv/sandbox/facts.h"
 #include "proto/clock.h"
 
 /* ---- one sandbox --------------------------------------------------------------------------- */
@@ -46,6 +47,9 @@ int cgroup_limit(const struct cgroup_root *r, int box_fd, const char *id,
     char text[SETTINGS][48];
     int v1[CGROUP_CONTROLLERS] = {-1, -1, -1}, rc = 0;
 
+    if (!box_facts()->limits) /* rlimits do, as far as they can: confine_self.c */
+        return 0;
+
     limit_texts(limits, r->v2_limits, text);
     for (int i = 0; i < CGROUP_CONTROLLERS && !r->v2_limits; i++)
         if ((mkdirat(r->v1[i], id, 0755) < 0 && errno != EEXIST) ||
@@ -68,9 +72,9 @@ int cgroup_limit(const struct cgroup_root *r, int box_fd, const char *id,
  * both. */
 static int let_init_in(int fd)
 {
-    enum { UID = BOX_UID_BASE + BOX_INIT_UID };
+    uid_t uid = box_facts()->uid_base + box_facts()->init_uid;
 
-    return fchownat(fd, "cgroup.procs", UID, UID, 0);
+    return box_facts()->cgroups ? fchownat(fd, "cgroup.procs", uid, uid, 0) : 0;
 }
 
 int cgroup_create(const struct cgroup_root *r, const char *id, const struct box_limits *limits,
@@ -100,8 +104,8 @@ int cgroup_exec_create(int box_fd, const char *exec_id, int *dir, int *kill, str
     exec_name(name, exec_id);
     if (mkdirat(box_fd, name, 0755) < 0)
         return lh_fail_errno(err, errno, "cgroup of exec %s", exec_id);
-    *dir = cgroup_open_dir(box_fd, name);
-    *kill = *dir < 0 ? -1 : openat(*dir, "cgroup.kill", O_WRONLY | O_CLOEXEC);
+    *dir = box_facts()->cgroups ? cgroup_open_dir(box_fd, name) : plain_nothing();
+    *kill = *dir < 0 ? -1 : cgroup_exec_kill_fd(box_fd, exec_id);
     if (*kill >= 0 && let_init_in(*dir) == 0)
         return 0;
     int rc = lh_fail_errno(err, errno, "cgroup of exec %s", exec_id);
@@ -113,6 +117,8 @@ int cgroup_exec_kill_fd(int box_fd, const char *exec_id)
 {
     char name[80], path[100];
 
+    if (!box_facts()->cgroups)
+        return plain_nothing();
     exec_name(name, exec_id);
     snprintf(path, sizeof path, "%s/cgroup.kill", name);
     return openat(box_fd, path, O_WRONLY | O_CLOEXEC);
@@ -155,11 +161,13 @@ static int wait_event(int dir, const char *line, int64_t deadline_ms, struct lh_
 
 int cgroup_freeze_soon(int fd)
 {
-    return cgroup_write_at(fd, "cgroup.freeze", "1");
+    return !box_facts()->cgroups ? -EOPNOTSUPP : cgroup_write_at(fd, "cgroup.freeze", "1");
 }
 
 int cgroup_set_frozen(int fd, bool frozen, int64_t deadline_ms, struct lh_error *err)
 {
+    if (!box_facts()->cgroups)
+        return frozen ? cgroup_no_freezer(err) : 0;
     int e = cgroup_write_at(fd, "cgroup.freeze", frozen ? "1" : "0");
 
     if (e < 0)
@@ -176,8 +184,11 @@ bool cgroup_is_frozen(int fd)
 
 int cgroup_kill(int fd, int pidfd, int64_t deadline_ms, struct lh_error *err)
 {
-    int e = cgroup_write_at(fd, "cgroup.kill", "1");
     struct pollfd dead = {pidfd, POLLIN, 0};
+
+    if (!box_facts()->cgroups)
+        return plain_kill(fd, deadline_ms, err);
+    int e = cgroup_write_at(fd, "cgroup.kill", "1");
 
     if (e == -ENODEV || e == -ENOENT) /* removed meanwhile */
         return 0;
@@ -218,6 +229,8 @@ int cgroup_remove(const struct cgroup_root *r, const char *id, int64_t deadline_
 {
     int e = 0;
 
+    if (!box_facts()->cgroups)
+        plain_remove(r->v2, id);
     if (unlinkat(r->v2, id, AT_REMOVEDIR) < 0 && errno != ENOENT) { /* seldom: see tidy() */
         lh_autoclose int fd = cgroup_open(r, id);
         e = fd < 0 ? 0 : remove_execs(fd, deadline_ms);
@@ -243,6 +256,8 @@ uint64_t cgroup_oom_kills(const struct cgroup_root *r, const char *id)
 {
     char path[160], text[512];
 
+    if (!box_facts()->limits)
+        return 0;
     snprintf(path, sizeof path, "%s/%s", id, r->v2_limits ? "memory.events" : "memory.oom_control");
     cgroup_read_at(r->v2_limits ? r->v2 : r->v1[CGROUP_MEMORY], path, text, sizeof text);
     return number_after(text, "oom_kill ");
@@ -256,6 +271,8 @@ int cgroup_count(const struct cgroup_root *r, const char *id, struct cgroup_coun
     const int dirs[] = {r->v1[CGROUP_MEMORY], r->v1[CGROUP_PIDS]};
     char path[160], text[2][64];
 
+    if (!box_facts()->limits)
+        return plain_count(cgroup_init(r, id), out, err);
     for (int i = 0; i < 2; i++) {
         snprintf(path, sizeof path, "%s/%s", id, files[i]);
         int e = cgroup_read_at(r->v2_limits ? r->v2 : dirs[i], path, text[i], sizeof text[i]);
@@ -266,6 +283,17 @@ int cgroup_count(const struct cgroup_root *r, const char *id, struct cgroup_coun
     out->oom_kills = cgroup_oom_kills(r, id);
     out->processes = (uint32_t)strtoul(text[1], NULL, 10);
     return 0;
+}
+
+pid_t cgroup_init(const struct cgroup_root *r, const char *id)
+{
+    lh_autoclose int fd = cgroup_open(r, id);
+    char text[16] = "";
+
+    if (fd < 0 || !box_facts()->cgroups)
+        return fd < 0 ? -1 : plain_init(fd);
+    cgroup_read_at(fd, "cgroup.procs", text, sizeof text);
+    return *text ? atoi(text) : -1;
 }
 
 static int each_in(int dir, int (*each)(void *ctx, const char *id), void *ctx)

@@ -4,7 +4,8 @@
  * where nobody mounted it a private mount will do.  Limits use v2 controllers, or the v1 ones where
  * the host has bound them to v1.  So a sandbox has one v2 cgroup, with one below it for each exec
  * (that is how an exec's whole tree is killed, double forks and new sessions included), and on v1
- * hosts three more of the same name that only count and limit. */
+ * hosts three more of the same name that only count and limit.  Without cgroups, as most ordinary
+ * users are, plain directories stand for them: cgroup_plain.c. */
 #ifndef AGENTENV_SANDBOX_CGROUP_H
 #define AGENTENV_SANDBOX_CGROUP_H
 
@@ -36,6 +37,13 @@ int cgroup_open(const struct cgroup_root *r, const char *id); /* -1 with errno *
 /* Puts the calling process, which has one thread, into the v1 cgroups; nothing to do with
  * v2_limits.  0 or -errno. */
 int cgroup_enter(const struct cgroup_root *r, const char *id);
+/* Where directories stand for cgroups: writes down in `fd`, which is a sandbox's, that `pid` is its
+ * init.  0 or -errno. */
+#define CGROUP_PLAIN_RECORD "init"
+int cgroup_record(int fd, pid_t pid);
+/* Field 22 of /proc/PID/stat: tells a reused pid from the real one.  -1 when there is no such
+ * process. */
+int cgroup_start_ticks(pid_t pid, uint64_t *ticks);
 
 /* Below the sandbox's: one for an exec, which init may fork into.  Fills dir and kill. */
 int cgroup_exec_create(int box_fd, const char *exec_id, int *dir, int *kill, struct lh_error *err);
@@ -57,6 +65,7 @@ int cgroup_limit(const struct cgroup_root *r, int box_fd, const char *id,
 int cgroup_freeze_soon(int fd); /* does not wait: stopped tasks freeze when they are let go */
 int cgroup_set_frozen(int fd, bool frozen, int64_t deadline_ms, struct lh_error *err);
 bool cgroup_is_frozen(int fd);
+int cgroup_no_freezer(struct lh_error *err); /* why nothing can be frozen here */
 /* Kills everything below fd, also what is frozen; returns when it is empty.  `pidfd` is of its
  * sandbox's init, or -1. */
 int cgroup_kill(int fd, int pidfd, int64_t deadline_ms, struct lh_error *err);
@@ -73,6 +82,9 @@ struct cgroup_counts {
 uint64_t cgroup_oom_kills(const struct cgroup_root *r, const char *id);
 int cgroup_count(const struct cgroup_root *r, const char *id, struct cgroup_counts *out,
                  struct lh_error *err);
+
+/* The host pid of a sandbox's init, or of another process of it; -1 = none runs. */
+pid_t cgroup_init(const struct cgroup_root *r, const char *id);
 
 /* Calls each() with the id of every sandbox cgroup under the parent, of any hierarchy. */
 int cgroup_each(const struct cgroup_root *r, int (*each)(void *ctx, const char *id), void *ctx);

@@ -1,6 +1,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
+#include <string.h>
 
 #include "agentenv/sandbox/cgroup_private.h"
 
@@ -23,4 +24,31 @@ int cgroup_enter(const struct cgroup_root *r, const char *id)
             return e;
     }
     return 0;
+}
+
+int cgroup_start_ticks(pid_t pid, uint64_t *ticks)
+{
+    char path[64], text[1024];
+
+    snprintf(path, sizeof path, "/proc/%d/stat", pid);
+    lh_autoclose int fd = open(path, O_RDONLY | O_CLOEXEC);
+    ssize_t n = fd < 0 ? -1 : read(fd, text, sizeof text - 1);
+    text[n > 0 ? n : 0] = 0;
+    const char *p = strrchr(text, ')'); /* the name may hold anything else */
+    for (int field = 2; p && field < 22; field++)
+        p = strchr(p + 1, ' ');
+    return p && sscanf(p, "%llu", (unsigned long long *)ticks) == 1 ? 0 : -1;
+}
+
+int cgroup_record(int fd, pid_t pid)
+{
+    uint64_t ticks;
+    char text[64];
+
+    if (cgroup_start_ticks(pid, &ticks) < 0)
+        return -ESRCH;
+    int n = snprintf(text, sizeof text, "%d %llu\n", pid, (unsigned long long)ticks);
+    lh_autoclose int file =
+        openat(fd, CGROUP_PLAIN_RECORD, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+    return file < 0 || write(file, text, (size_t)n) != n ? -errno : 0;
 }

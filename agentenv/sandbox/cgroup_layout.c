@@ -9,6 +9,7 @@
 #include <sys/vfs.h>
 
 #include "agentenv/sandbox/cgroup_private.h"
+#include "agentenv/sandbox/facts.h"
 #include "agentenv/sandbox/overlay.h"
 
 const char *const cgroup_controllers[CGROUP_CONTROLLERS] = {"memory", "pids", "cpu"};
@@ -20,7 +21,7 @@ static bool is_v2(const char *path)
     return statfs(path, &f) == 0 && f.f_type == CGROUP2_SUPER_MAGIC;
 }
 
-static int open_v2_base(void)
+int cgroup_open_v2_base(void)
 {
     static const char *const places[] = {"/sys/fs/cgroup", "/sys/fs/cgroup/unified"};
 
@@ -54,7 +55,7 @@ static int open_v1_base(const char *controller)
     return -1;
 }
 
-static int open_parent(int base, const char *name, struct lh_error *err)
+int cgroup_open_parent(int base, const char *name, struct lh_error *err)
 {
     if (mkdirat(base, name, 0755) < 0 && errno != EEXIST)
         return lh_fail_errno(err, errno, "cgroup %s", name);
@@ -62,7 +63,7 @@ static int open_parent(int base, const char *name, struct lh_error *err)
     return fd < 0 ? lh_fail_errno(err, errno, "cgroup %s", name) : fd;
 }
 
-static int delegate(int dir, const char *what, struct lh_error *err)
+int cgroup_delegate(int dir, const char *what, struct lh_error *err)
 {
     int r = cgroup_write_at(dir, "cgroup.subtree_control", "+memory +pids +cpu");
 
@@ -76,20 +77,26 @@ static int delegate(int dir, const char *what, struct lh_error *err)
     return r < 0 ? lh_fail_errno(err, -r, "enabling memory, pids and cpu in %s", what) : 0;
 }
 
-static int open_v2(struct cgroup_root *r, struct lh_error *err)
+bool cgroup_has_controllers(int dir)
 {
     char list[256];
+    bool all = true;
 
-    cgroup_read_at(r->base, "cgroup.controllers", list, sizeof list);
-    r->v2_limits = true;
+    cgroup_read_at(dir, "cgroup.controllers", list, sizeof list);
     for (int i = 0; i < CGROUP_CONTROLLERS; i++)
-        r->v2_limits &= has_word(list, cgroup_controllers[i]);
-    if (r->v2_limits && delegate(r->base, "the root cgroup", err) < 0)
+        all &= has_word(list, cgroup_controllers[i]);
+    return all;
+}
+
+static int open_v2(struct cgroup_root *r, struct lh_error *err)
+{
+    r->v2_limits = cgroup_has_controllers(r->base);
+    if (r->v2_limits && cgroup_delegate(r->base, "the root cgroup", err) < 0)
         return err ? err->code : LH_FAILED_PRECONDITION;
-    r->v2 = open_parent(r->base, r->parent, err);
+    r->v2 = cgroup_open_parent(r->base, r->parent, err);
     if (r->v2 < 0)
         return r->v2;
-    return r->v2_limits ? delegate(r->v2, r->parent, err) : 0;
+    return r->v2_limits ? cgroup_delegate(r->v2, r->parent, err) : 0;
 }
 
 static int open_v1(struct cgroup_root *r, struct lh_error *err)
@@ -101,22 +108,26 @@ static int open_v1(struct cgroup_root *r, struct lh_error *err)
                            "no cgroup hierarchy has the %s controller: mount cgroup2 on "
                            "/sys/fs/cgroup, or that controller as v1",
                            cgroup_controllers[i]);
-        r->v1[i] = open_parent(r->v1_base[i], r->parent, err);
+        r->v1[i] = cgroup_open_parent(r->v1_base[i], r->parent, err);
         if (r->v1[i] < 0)
             return r->v1[i];
     }
     return 0;
 }
 
+static int open_all(struct cgroup_root *r, struct lh_error *err)
+{
+    r->base = cgroup_open_v2_base();
+    int rc = r->base < 0 ? lh_fail(err, LH_FAILED_PRECONDITION, "the kernel has no cgroup v2")
+                         : open_v2(r, err);
+    return rc == 0 && !r->v2_limits ? open_v1(r, err) : rc;
+}
+
 int cgroup_root_open(struct cgroup_root *r, const char *parent, struct lh_error *err)
 {
     *r = (struct cgroup_root){.base = -1, .v2 = -1, .v1_base = {-1, -1, -1}, .v1 = {-1, -1, -1}};
     snprintf(r->parent, sizeof r->parent, "%s", parent);
-    r->base = open_v2_base();
-    int rc = r->base < 0 ? lh_fail(err, LH_FAILED_PRECONDITION, "the kernel has no cgroup v2")
-                         : open_v2(r, err);
-    if (rc == 0 && !r->v2_limits)
-        rc = open_v1(r, err);
+    int rc = box_facts()->rootless ? cgroup_open_rootless(r, err) : open_all(r, err);
     if (rc < 0)
         cgroup_root_close(r);
     return rc;

@@ -10,6 +10,20 @@
 
 extern const char *const cgroup_controllers[CGROUP_CONTROLLERS];
 
+/* cgroup_layout.c, for cgroup_rootless.c too. */
+int cgroup_open_v2_base(void);
+int cgroup_open_parent(int base, const char *name, struct lh_error *err);
+bool cgroup_has_controllers(int dir); /* all that limits need */
+int cgroup_delegate(int dir, const char *what, struct lh_error *err);
+int cgroup_open_rootless(struct cgroup_root *r, struct lh_error *err);
+
+/* cgroup_plain.c: without cgroups.  `fd` is the directory that stands for a sandbox's. */
+pid_t plain_init(int fd); /* of a process that runs; -1 */
+int plain_kill(int fd, int64_t deadline_ms, struct lh_error *err);
+int plain_count(pid_t init, struct cgroup_counts *out, struct lh_error *err);
+void plain_remove(int root_fd, const char *id);
+int plain_nothing(void); /* what stands for an exec's cgroup, in init's eyes */
+
 static inline int cgroup_write_at(int dir, const char *file, const char *text)
 {
     lh_autoclose int fd = openat(dir, file, O_WRONLY | O_CLOEXEC);

@@ -173,6 +173,13 @@ static const struct argument_rule never[] = {
     NOT_PID_1("rt_tgsigqueueinfo"),
     NOT_PID_1("pidfd_open"),
     NOT_PID_1("prlimit64"),
+    /* By its id init is safe from these, if it has one of its own. */
+    NOT_PID_1("sched_setaffinity"),
+    NOT_PID_1("sched_setattr"),
+    NOT_PID_1("sched_setparam"),
+    NOT_PID_1("sched_setscheduler"),
+    {"setpriority", 1, WORD, 1, EPERM},
+    {"ioprio_set", 1, WORD, 1, EPERM},
 };
 
 /* ---- which calls there are: a search among runs of numbers ---- */

@@ -10,8 +10,15 @@
  * init reads: for each program its length in instructions, then the instructions. */
 int confine_compile(struct lh_error *err);
 
+/* rlimits for all processes of a sandbox; 0 = as inherited.  The last two stand in for cgroups. */
+struct confine_limits {
+    uint64_t file_bytes; /* of a file */
+    uint64_t data_bytes; /* of writable private memory, of a process */
+    uint32_t processes;  /* of a user id */
+};
+
 /* Cuts the calling process down to what init is to have: bounding set, no_new_privs, limits that
  * need no user.  0, or -1 with errno. */
-int confine_self(uint64_t file_bytes);
+int confine_self(const struct confine_limits *l);
 
 #endif

@@ -37,21 +37,35 @@ static int keep_few(void)
     return r;
 }
 
-/* Inherited limits are often huge.  Open files are limited for each command, not for init. */
-int confine_self(uint64_t file_bytes)
+/* Lower, never higher, which needs a right that not every daemon has. */
+static int lower(int what, rlim_t value)
 {
+    struct rlimit l;
+
+    if (getrlimit(what, &l) < 0)
+        return -1;
+    if (l.rlim_max > value)
+        l.rlim_max = value;
+    l.rlim_cur = l.rlim_max;
+    return setrlimit(what, &l);
+}
+
+/* Inherited limits are often huge.  Open files are limited for each command, not for init. */
+int confine_self(const struct confine_limits *limits)
+{
+    const rlim_t any = RLIM_INFINITY;
     const struct {
         int what;
         rlim_t value;
-    } limits[] = {{RLIMIT_CORE, 0},
-                  {RLIMIT_MEMLOCK, 64 * 1024},
-                  {RLIMIT_MSGQUEUE, 819200},
-                  {RLIMIT_FSIZE, file_bytes}};
+    } table[] = {{RLIMIT_CORE, 0},
+                 {RLIMIT_MEMLOCK, 64 * 1024},
+                 {RLIMIT_MSGQUEUE, 819200},
+                 {RLIMIT_FSIZE, limits->file_bytes},
+                 {RLIMIT_DATA, limits->data_bytes ? limits->data_bytes : any},
+                 {RLIMIT_NPROC, limits->processes ? limits->processes : any}};
 
-    for (size_t i = 0; i < LH_ARRAY_SIZE(limits); i++) {
-        struct rlimit l = {limits[i].value, limits[i].value};
-        if (setrlimit(limits[i].what, &l) < 0)
+    for (size_t i = 0; i < LH_ARRAY_SIZE(table); i++)
+        if (table[i].value != any && lower(table[i].what, table[i].value) < 0)
             return -1;
-    }
     return cut_bounding_set() < 0 || keep_few() < 0 ? -1 : prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
 }

@@ -267,9 +267,10 @@ static void reset_signals(void)
     sigprocmask(SIG_SETMASK, &none, NULL);
 }
 
-static void become_root(void)
+static void become_root(const struct enter *e)
 {
-    must(setgroups(0, NULL), "setgroups");
+    if (!e->one_uid)
+        must(setgroups(0, NULL), "setgroups");
     must(setresgid(0, 0, 0), "setresgid");
     must(setresuid(0, 0, 0), "setresuid");
 }
@@ -291,14 +292,14 @@ void enter_sandbox(const struct enter *e)
 {
     control_fd = e->control;
     reset_signals();
-    become_root();
+    become_root(e);
     must(setsid(), "setsid"); /* CRIU wants the session leader inside */
     enter_root(e->root);
     must(sethostname(e->hostname, strlen(e->hostname)), "sethostname");
     if (e->network == BOX_NET_LOOPBACK)
         must(enter_loopback_up(), "loopback");
     place_fds(e);
-    must(confine_self(e->file_bytes), "capabilities and limits");
+    must(confine_self(&e->limits), "capabilities and limits");
 }
 
 /* What a live seal moves to the new root.  /dev itself is a directory of the overlay, so only what
@@ -349,14 +350,14 @@ bool enter_bind(size_t i, char inside[64], char outside[64])
     return i < DEVICES + LH_ARRAY_SIZE(masked);
 }
 
-const char *enter_bad_device(void)
+const char *enter_bad_device(uid_t root)
 {
     char path[64];
     struct stat st;
 
     for (size_t i = 0; i < DEVICES; i++) {
         snprintf(path, sizeof path, "/dev/%s", devices[i].name);
-        if (lstat(path, &st) < 0 || !S_ISCHR(st.st_mode) || st.st_uid != 0 ||
+        if (lstat(path, &st) < 0 || !S_ISCHR(st.st_mode) || st.st_uid != root ||
             st.st_rdev != makedev(devices[i].major, devices[i].minor))
             return devices[i].name;
     }

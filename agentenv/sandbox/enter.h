@@ -6,11 +6,13 @@
 #include <stdint.h>
 
 #include "agentenv/sandbox/box.h"
+#include "agentenv/sandbox/confine.h"
 
 struct enter {
     int root;    /* detached overlay */
     int control; /* init's end of the first control socket; failures are reported there */
-    uint64_t file_bytes;
+    struct confine_limits limits;
+    bool one_uid; /* no id but 0 is mapped, and groups cannot be set */
     enum box_network network;
     char hostname[65];
 };
@@ -31,8 +33,8 @@ int enter_loopback_up(void);
  * covers; false behind the last. */
 bool enter_bind(size_t i, char inside[64], char outside[64]);
 
-/* A device that the host's root does not own may be changed by every sandbox: see enter.c. NULL =
- * all is well, else the name of one that is wrong. */
-const char *enter_bad_device(void);
+/* A device that the host's root, who appears here as `root`, does not own may be changed by every
+ * sandbox: see enter.c. NULL = all is well, else the name of one that is wrong. */
+const char *enter_bad_device(uid_t root);
 
 #endif

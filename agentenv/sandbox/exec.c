@@ -8,6 +8,7 @@
 #include <sys/wait.h>
 
 #include "agentenv/sandbox/box_private.h"
+#include "agentenv/sandbox/facts.h"
 #include "proto/clock.h"
 #include "proto/file.h"
 #include "proto/wait.h"
@@ -33,9 +34,20 @@ struct running {
     char data[sizeof(struct wire_event) + WIRE_CHUNK + 1]; /* a NUL behind it */
 };
 
+/* By its cgroup; without one init does it. */
+static bool killed_tree(struct running *x)
+{
+    struct wire_request req = {.op = WIRE_SIGNAL, .signal = SIGKILL};
+
+    if (box_facts()->cgroups)
+        return x->kill >= 0 && write(x->kill, "1", 1) == 1;
+    memcpy(req.exec_id, x->spec->exec_id, strlen(x->spec->exec_id));
+    return box_send_request(x->box, &req, NULL, 0, NULL) == 0;
+}
+
 static void kill_tree(struct running *x)
 {
-    if (!x->killed && x->kill >= 0 && write(x->kill, "1", 1) == 1) {
+    if (!x->killed && killed_tree(x)) {
         x->killed = true;
         x->hard_deadline_ms = lh_now_ms() + KILL_GRACE_MS;
     }

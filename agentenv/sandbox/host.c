@@ -10,6 +10,7 @@
 
 #include "agentenv/sandbox/box_private.h"
 #include "agentenv/sandbox/confine.h"
+#include "agentenv/sandbox/facts.h"
 #include "agentenv/sandbox/overlay.h"
 #include "agentenv/sandbox/spawner.h"
 #include "proto/clock.h"
@@ -104,7 +105,8 @@ static int seal_init(const char *path, struct lh_error *err)
     if (fd < 0 || fstat(file, &st) < 0)
         return lh_fail_errno(err, errno, "a memfd for agentenv-init");
     /* Of an owner who exists inside, or a checkpoint could not be restored there. */
-    if (fchown(fd, BOX_UID_BASE + BOX_INIT_UID, BOX_UID_BASE + BOX_INIT_UID) < 0)
+    uid_t uid = box_facts()->uid_base + box_facts()->init_uid;
+    if (fchown(fd, uid, uid) < 0)
         return lh_fail_errno(err, errno, "the owner of agentenv-init");
     for (off_t left = st.st_size; left > 0;) {
         ssize_t n = sendfile(fd, file, NULL, (size_t)left);
@@ -142,7 +144,7 @@ static int start_spawner(struct box_host *h, const char *init_path, struct lh_er
 
 struct box_host *box_host_create(const struct box_host_options *o, struct lh_error *err)
 {
-    const char *bad = enter_bad_device();
+    const char *bad = enter_bad_device(box_facts()->host_root);
 
     if (!box_name_valid(o->cgroup_parent))
         return lh_fail(err, LH_INVALID_ARGUMENT, "cgroup parent \"%s\": 1 to 64 of A-Za-z0-9._-",
@@ -161,8 +163,8 @@ struct box_host *box_host_create(const struct box_host_options *o, struct lh_err
     h->criu = open_criu(o->criu_path);
     if (cgroup_root_open(&h->cgroups, o->cgroup_parent, err) < 0)
         goto fail_cgroups;
-    h->userns = overlay_userns(err);
-    if (h->userns < 0 || start_spawner(h, o->init_path, err) < 0)
+    h->userns = box_facts()->idmap ? overlay_userns(err) : -1;
+    if ((h->userns < 0 && box_facts()->idmap) || start_spawner(h, o->init_path, err) < 0)
         goto fail_spawner;
     return h;
 
@@ -193,7 +195,8 @@ void box_host_destroy(struct box_host *h)
     shutdown(h->spawner, SHUT_RDWR); /* it ends by that, even if a fork holds a copy */
     close(h->spawner);
     waitpid(h->spawner_pid, NULL, 0);
-    close(h->userns);
+    if (h->userns >= 0)
+        close(h->userns);
     if (h->criu >= 0)
         close(h->criu);
     cgroup_root_close(&h->cgroups);

@@ -1,5 +1,7 @@
 #include "agentenv/sandbox/overlay.h"
 
+#include "agentenv/sandbox/facts.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/sched.h>
@@ -68,14 +70,14 @@ int overlay_userns(struct lh_error *err)
  * CPUs (an expedited grace period), and a sandbox has up to 32 sealed layers. */
 static int open_layer(const struct box_layer *l, int userns_fd, struct lh_error *err)
 {
-    lh_autoclose int fd = l->host_owned
-                              ? open_tree(AT_FDCWD, l->path, OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC)
+    bool map = l->host_owned && box_facts()->idmap;
+    lh_autoclose int fd = map ? open_tree(AT_FDCWD, l->path, OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC)
                               : open(l->path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     struct mount_attr a = {.attr_set = MOUNT_ATTR_IDMAP, .userns_fd = (unsigned)userns_fd};
 
     if (fd < 0)
         return lh_fail_errno(err, errno, "layer %s", l->path);
-    if (l->host_owned && mount_setattr(fd, "", AT_EMPTY_PATH, &a, sizeof a) < 0)
+    if (map && mount_setattr(fd, "", AT_EMPTY_PATH, &a, sizeof a) < 0)
         return lh_fail_errno(err, errno, "ID-mapping layer %s", l->path);
     return lh_steal_fd(&fd);
 }
@@ -127,6 +129,8 @@ static int make_overlay(int ctx, const struct overlay *o, struct lh_error *err)
 
     if (r < 0)
         return r;
+    if (box_facts()->rootless && fsconfig(ctx, FSCONFIG_SET_FLAG, "userxattr", NULL, 0) < 0)
+        return fail_context(ctx, "userxattr", err);
     if (fsconfig(ctx, FSCONFIG_CMD_CREATE, NULL, NULL, 0) < 0)
         return fail_context(ctx, "mount", err);
     int mnt = fsmount(ctx, FSMOUNT_CLOEXEC, attributes);

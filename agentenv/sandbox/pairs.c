@@ -54,13 +54,8 @@ static int write_map(pid_t pid, const char *file, const char *map)
     return fd >= 0 && write(fd, map, strlen(map)) == (ssize_t)strlen(map) ? 0 : -1;
 }
 
-/* Two ranges: the agent's ids, and one for init. */
-static int write_maps(pid_t pid)
+static int write_maps(pid_t pid, const char *map)
 {
-    char map[96];
-
-    snprintf(map, sizeof map, "0 %d %d\n%d %d 1\n", BOX_UID_BASE, BOX_UID_COUNT, BOX_INIT_UID,
-             BOX_UID_BASE + BOX_INIT_UID);
     return write_map(pid, "uid_map", map) == 0 && write_map(pid, "gid_map", map) == 0 ? 0 : -1;
 }
 
@@ -82,7 +77,7 @@ static void close_pair(struct pair *p)
 }
 
 /* A child holds them until there are descriptors. */
-static int make(struct pair *p, bool kept)
+static int make(struct pair *p, bool kept, const char *map)
 {
     struct clone_args a = {.flags = CLONE_NEWUSER | CLONE_NEWNET, .exit_signal = SIGCHLD};
     pid_t pid = (pid_t)syscall(SYS_clone3, &a, sizeof a);
@@ -97,7 +92,7 @@ static int make(struct pair *p, bool kept)
                        .sockets = open_of(pid, "net/sockstat"),
                        .pidfd = -1,
                        .kept = kept};
-    int r = p->user < 0 || p->net < 0 || p->sockets < 0 ? -1 : write_maps(pid);
+    int r = p->user < 0 || p->net < 0 || p->sockets < 0 ? -1 : write_maps(pid, map);
     int errnum = errno;
     kill(pid, SIGKILL);
     if (r < 0)
@@ -121,14 +116,14 @@ static bool is_free(const struct pair *p)
            memcmp(text, none, sizeof none - 1) == 0;
 }
 
-struct pair *pairs_take(bool fresh)
+struct pair *pairs_take(bool fresh, const char *map)
 {
     for (int i = 0; i < n_pairs && !fresh; i++)
         if (is_free(&pairs[i]))
             return &pairs[i];
     bool keep = !fresh && n_pairs < PAIRS;
     struct pair *p = keep ? &pairs[n_pairs] : &single;
-    if (make(p, keep) < 0)
+    if (make(p, keep, map) < 0)
         return NULL;
     n_pairs += keep;
     return p;

@@ -6,8 +6,9 @@
 
 struct pair;
 
-/* One that nobody lives in; with `fresh` one that nobody ever did.  NULL with errno. */
-struct pair *pairs_take(bool fresh);
+/* One that nobody lives in; with `fresh` one that nobody ever did.  `map`, of user ids and of group
+ * ids, is the same each time.  NULL with errno. */
+struct pair *pairs_take(bool fresh, const char *map);
 /* A process with one thread goes there.  0 or -errno. */
 int pairs_enter(const struct pair *p);
 /* Who took it says who lives there: a pidfd, of which a copy is kept; -1 = nobody. */

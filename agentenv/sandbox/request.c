@@ -9,6 +9,7 @@
 #include <sys/uio.h>
 
 #include "agentenv/sandbox/box_private.h"
+#include "agentenv/sandbox/facts.h"
 #include "proto/clock.h"
 #include "proto/file.h"
 #include "proto/wait.h"
@@ -20,7 +21,7 @@ static int sealed_memfd(const char *name, struct lh_error *err)
     lh_autoclose int fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
 
     /* Of an owner who exists inside, or it could not be restored there. */
-    if (fd < 0 || fchown(fd, BOX_UID_BASE, BOX_UID_BASE) < 0)
+    if (fd < 0 || fchown(fd, box_facts()->uid_base, box_facts()->uid_base) < 0)
         return lh_fail_errno(err, errno, "memfd for %s", name);
     return lh_steal_fd(&fd);
 }
@@ -117,8 +118,9 @@ int box_send_request(struct box *b, const struct wire_request *req, const int *f
 
 static uint32_t flags_of(const struct box_exec_spec *s)
 {
-    return (s->terminal ? WIRE_PTY : 0) | (s->stdin_open ? WIRE_STDIN : 0) |
-           (s->keep_tail ? WIRE_TAIL : 0) | (s->outlives ? WIRE_KEPT : 0);
+    return (box_facts()->cgroups ? 0 : WIRE_LED) | (s->terminal ? WIRE_PTY : 0) |
+           (s->stdin_open ? WIRE_STDIN : 0) | (s->keep_tail ? WIRE_TAIL : 0) |
+           (s->outlives ? WIRE_KEPT : 0);
 }
 
 static uint32_t open_files_of(const struct box *b, const struct box_exec_spec *s)

@@ -22,6 +22,7 @@
 #include <unistd.h>
 
 #include "agentenv/sandbox/box_private.h"
+#include "agentenv/sandbox/facts.h"
 #include "agentenv/sandbox/overlay.h"
 #include "agentenv/sandbox/spawner.h"
 #include "proto/clock.h"
@@ -185,6 +186,34 @@ static int seal_stopped(struct box *b, const char *sealed_path, bool *live, stru
     return r == 0 ? seal_by_copy(b, sealed_path, err) : r < 0 ? r : 0;
 }
 
+/* Who leads an exec (init/leader.c) ends a moment after it has told the status. */
+static int await_alone(struct box *b, struct lh_error *err)
+{
+    enum { ALONE_MS = 500, LOOK_MS = 2 };
+    int64_t deadline_ms = lh_now_ms() + ALONE_MS;
+    struct cgroup_counts c;
+
+    for (;;) {
+        int r = cgroup_count(&b->host->cgroups, b->id, &c, err);
+        if (r < 0 || c.processes <= 1)
+            return r;
+        if (lh_ms_left(deadline_ms) == 0)
+            break;
+        usleep(LOOK_MS * 1000);
+    }
+    cgroup_no_freezer(err);
+    return lh_wrap(err, "a command runs, or something that one has left");
+}
+
+/* Nothing that writes runs: stopped, or where that is not offered, with init alone, whose daemon
+ * gives it nothing to do while it seals. */
+static int stop(struct box *b, struct lh_error *err)
+{
+    return box_facts()->cgroups
+               ? cgroup_set_frozen(b->cgroup, true, lh_now_ms() + BOX_FREEZE_MS, err)
+               : await_alone(b, err);
+}
+
 int box_seal(struct box *b, const char *sealed_path, bool *live, struct lh_error *err)
 {
     LH_LOCKED(&b->state);
@@ -199,7 +228,7 @@ int box_seal(struct box *b, const char *sealed_path, bool *live, struct lh_error
     if (lstat(sealed_path, &st) == 0)
         return lh_fail(err, LH_ALREADY_EXISTS, "layer %s exists", sealed_path);
     make_ahead(b);
-    int r = cgroup_set_frozen(b->cgroup, true, lh_now_ms() + BOX_FREEZE_MS, err);
+    int r = stop(b, err);
     if (r == 0)
         r = seal_stopped(b, sealed_path, live, err);
     if (!was_frozen) {

@@ -12,16 +12,21 @@
 #include "agentenv/sandbox/box_private.h"
 #include "agentenv/sandbox/confine.h"
 #include "agentenv/sandbox/enter.h"
+#include "agentenv/sandbox/facts.h"
 #include "agentenv/sandbox/overlay.h"
 #include "proto/file.h"
 
 static int check_root(struct lh_error *err)
 {
-    return geteuid() == 0 ? 0 : lh_fail(err, LH_PERMISSION_DENIED, "not root");
+    return geteuid() == 0
+               ? 0
+               : lh_fail(err, LH_PERMISSION_DENIED, "not root, nor root of a user namespace");
 }
 
 static int check_namespaces(struct lh_error *err)
 {
+    if (box_facts()->rootless) /* it is in one */
+        return 0;
     int fd = overlay_userns(err);
 
     if (fd >= 0)
@@ -54,7 +59,7 @@ static int check_seccomp(struct lh_error *err)
 
 static int check_devices(struct lh_error *err)
 {
-    const char *bad = enter_bad_device();
+    const char *bad = enter_bad_device(box_facts()->host_root);
 
     return bad ? lh_fail(err, LH_FAILED_PRECONDITION, "/dev/%s is not root's device", bad) : 0;
 }
@@ -70,7 +75,7 @@ static int try_overlay(const char *dir, struct lh_error *err)
         return lh_fail_errno(err, errno, "scratch directory %s", dir);
     if ((r = box_make_upper(fd, 0, err)) < 0)
         return r;
-    lh_autoclose int userns = overlay_userns(err);
+    lh_autoclose int userns = box_facts()->idmap ? overlay_userns(err) : -1;
     const struct box_layer layer = {lower, true};
     const struct overlay o = {.layers = &layer,
                               .n_layers = 1,
@@ -79,8 +84,10 @@ static int try_overlay(const char *dir, struct lh_error *err)
                               .dir_fd = fd,
                               .upper = "upper.0",
                               .work = "work.0"};
-    lh_autoclose int mnt = userns < 0 ? -1 : overlay_create(&o, err);
-    return userns < 0 || mnt < 0 ? LH_FAILED_PRECONDITION : 0;
+    if (userns < 0 && box_facts()->idmap)
+        return LH_FAILED_PRECONDITION;
+    lh_autoclose int mnt = overlay_create(&o, err);
+    return mnt < 0 ? LH_FAILED_PRECONDITION : 0;
 }
 
 static int check_overlay(struct lh_error *err)

@@ -10,20 +10,24 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
+#include "agentenv/sandbox/facts.h"
+
 /* In the child.  A socket that closes without a word tells the daemon that this failed. */
 _Noreturn static void become_spawner(const struct cgroup_root *cgroups, int socket, int init_fd,
                                      int filters_fd)
 {
-    const int fds[SPAWNER_OWN_FDS] = {socket,         filters_fd,     cgroups->v2,
-                                      cgroups->v1[0], cgroups->v1[1], cgroups->v1[2]};
+    const struct box_facts *f = box_facts();
+    const int args[SPAWNER_ARGS] = {
+        socket,         filters_fd,       cgroups->v2,       cgroups->v1[0],   cgroups->v1[1],
+        cgroups->v1[2], (int)f->uid_base, (int)f->uid_count, (int)f->init_uid, f->cgroups};
     static char name[] = "agentenv-spawn";
-    char text[SPAWNER_OWN_FDS][12], *argv[SPAWNER_OWN_FDS + 2] = {name}, *env[] = {NULL};
+    char text[SPAWNER_ARGS][12], *argv[SPAWNER_ARGS + 2] = {name}, *env[] = {NULL};
 
-    for (int i = 0; i < SPAWNER_OWN_FDS; i++) {
-        snprintf(text[i], sizeof text[i], "%d", fds[i]);
+    for (int i = 0; i < SPAWNER_ARGS; i++) {
+        snprintf(text[i], sizeof text[i], "%d", args[i]);
         argv[1 + i] = text[i];
-        if (fds[i] >= 0)
-            fcntl(fds[i], F_SETFD, 0);
+        if (i < SPAWNER_OWN_FDS && args[i] >= 0)
+            fcntl(args[i], F_SETFD, 0);
     }
     syscall(SYS_execveat, init_fd, "", argv, env, AT_EMPTY_PATH);
     _exit(1);

@@ -18,6 +18,7 @@
 #define AGENTENV_SANDBOX_SPAWNER_H
 
 #include "agentenv/sandbox/cgroup.h"
+#include "agentenv/sandbox/confine.h"
 #include "agentenv/sandbox/enter.h"
 
 enum spawner_op {
@@ -37,14 +38,20 @@ enum spawner_own_fd {
     SPAWNER_FD_V2,      /* the cgroup parents; -1 = that hierarchy is not used */
     SPAWNER_FD_V1,
     SPAWNER_OWN_FDS = SPAWNER_FD_V1 + CGROUP_CONTROLLERS,
+    /* Behind them, of facts.h: */
+    SPAWNER_UID_BASE = SPAWNER_OWN_FDS,
+    SPAWNER_UID_COUNT,
+    SPAWNER_INIT_UID,
+    SPAWNER_CGROUPS,
+    SPAWNER_ARGS,
 };
 
 /* A child that has entered its sandbox calls init(). */
-_Noreturn void spawner_main(char *const fds[SPAWNER_OWN_FDS], void (*init)(void));
+_Noreturn void spawner_main(char *const args[SPAWNER_ARGS], void (*init)(void));
 
 struct spawner_request {
     uint32_t op, network;
-    uint64_t file_bytes;
+    struct confine_limits limits;
     char id[65], hostname[65];
 };
 

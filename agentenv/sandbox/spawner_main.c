@@ -24,6 +24,9 @@ struct spawner {
     struct cgroup_root cgroups; /* v2 and v1[] only */
     int socket;
     void (*init)(void);
+    char id_map[96]; /* of every sandbox */
+    bool one_uid;
+    bool plain; /* directories stand for cgroups */
 };
 
 /* ---- replies ------------------------------------------------------------------------------- */
@@ -70,8 +73,11 @@ static pid_t clone_sandbox(int *pidfd)
 _Noreturn static void child(const struct spawner *s, const struct spawner_request *req,
                             const int *fds, const int go[2])
 {
-    struct enter e = {
-        .root = fds[1], .control = fds[0], .file_bytes = req->file_bytes, .network = req->network};
+    struct enter e = {.root = fds[1],
+                      .control = fds[0],
+                      .limits = req->limits,
+                      .one_uid = s->one_uid,
+                      .network = req->network};
     char c;
 
     munmap(birth, sizeof *birth); /* shared with nobody, and with no checkpoint */
@@ -109,9 +115,9 @@ static const char *send_midwife(const struct spawner *s, const struct spawner_re
                                 const int *fds, int cgroup, const struct pair *pair,
                                 const int go[2])
 {
-    struct clone_args a = {.flags = CLONE_VFORK | CLONE_FILES | CLONE_INTO_CGROUP,
+    struct clone_args a = {.flags = CLONE_VFORK | CLONE_FILES | (s->plain ? 0 : CLONE_INTO_CGROUP),
                            .exit_signal = SIGCHLD,
-                           .cgroup = (unsigned)cgroup};
+                           .cgroup = s->plain ? 0 : (unsigned)cgroup};
 
     *birth = (struct birth){.pid = -1, .pidfd = -1, .step = "forking", .errnum = ECHILD};
     pid_t pid = (pid_t)syscall(SYS_clone3, &a, sizeof a);
@@ -121,7 +127,10 @@ static const char *send_midwife(const struct spawner *s, const struct spawner_re
     }
     if (pid < 0)
         birth->errnum = errno;
-    return birth->step;
+    if (!s->plain || birth->step)
+        return birth->step;
+    birth->errnum = -cgroup_record(cgroup, birth->pid);
+    return birth->errnum ? "writing down its process" : NULL;
 }
 
 static void start_in(const struct spawner *s, const struct spawner_request *req, const int *fds,
@@ -150,7 +159,7 @@ static void start_in(const struct spawner *s, const struct spawner_request *req,
 static void start(const struct spawner *s, const struct spawner_request *req, const int *fds)
 {
     lh_autoclose int cgroup = cgroup_open(&s->cgroups, req->id);
-    struct pair *pair = cgroup < 0 ? NULL : pairs_take(req->network != BOX_NET_NONE);
+    struct pair *pair = cgroup < 0 ? NULL : pairs_take(req->network != BOX_NET_NONE, s->id_map);
 
     if (pair)
         start_in(s, req, fds, cgroup, pair);
@@ -265,18 +274,32 @@ _Noreturn static void serve(const struct spawner *s)
     _exit(0);
 }
 
-void spawner_main(char *const fds[SPAWNER_OWN_FDS], void (*init)(void))
+/* Two ranges: the agent's ids, and one for init, if it has one. */
+static void print_id_map(char *const args[SPAWNER_ARGS], char map[96])
+{
+    int base = atoi(args[SPAWNER_UID_BASE]), init = atoi(args[SPAWNER_INIT_UID]);
+    int n = snprintf(map, 96, "0 %d %d\n", base, atoi(args[SPAWNER_UID_COUNT]));
+
+    if (init)
+        snprintf(map + n, 96 - (size_t)n, "%d %d 1\n", init, base + init);
+}
+
+void spawner_main(char *const args[SPAWNER_ARGS], void (*init)(void))
 {
     int fd[SPAWNER_OWN_FDS];
     struct spawner s;
 
     for (int i = 0; i < SPAWNER_OWN_FDS; i++) {
-        fd[i] = atoi(fds[i]);
+        fd[i] = atoi(args[i]);
         if (fd[i] >= 0)
             fcntl(fd[i], F_SETFD, FD_CLOEXEC);
     }
-    s = (struct spawner){
-        .socket = fd[SPAWNER_FD_SOCKET], .init = init, .cgroups.v2 = fd[SPAWNER_FD_V2]};
+    s = (struct spawner){.socket = fd[SPAWNER_FD_SOCKET],
+                         .init = init,
+                         .cgroups.v2 = fd[SPAWNER_FD_V2],
+                         .one_uid = atoi(args[SPAWNER_UID_COUNT]) == 1,
+                         .plain = atoi(args[SPAWNER_CGROUPS]) == 0};
+    print_id_map(args, s.id_map);
     memcpy(s.cgroups.v1, fd + SPAWNER_FD_V1, sizeof s.cgroups.v1);
     birth = mmap(NULL, sizeof *birth, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (birth == MAP_FAILED)

@@ -3,6 +3,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <fts.h>
 #include <linux/fs.h>
 #include <stdio.h>
 #include <string.h>
@@ -11,6 +12,7 @@
 #include <sys/xattr.h>
 
 #include "agentenv/sandbox/box_private.h"
+#include "agentenv/sandbox/facts.h"
 #include "proto/file.h"
 
 enum { DEPTH = 100, BLOCK = 512 };
@@ -148,16 +150,38 @@ int box_remove_tree(const char *path, struct lh_error *err)
     return rc < 0 ? lh_wrap(err, "removing %s", path) : 0;
 }
 
+/* ---- owners ---- */
+
+int box_own_tree(const char *path, struct lh_error *err)
+{
+    const struct box_facts *f = box_facts();
+    char *const roots[] = {(char *)path, NULL};
+    int r = 0;
+
+    if (f->idmap || f->uid_base == 0)
+        return 0;
+    FTS *walk = fts_open(roots, FTS_PHYSICAL | FTS_NOCHDIR | FTS_XDEV, NULL);
+    if (!walk)
+        return lh_fail_errno(err, errno, "%s", path);
+    for (const FTSENT *e; r == 0 && (e = fts_read(walk));)
+        if (e->fts_info != FTS_DP && e->fts_statp->st_uid == geteuid() &&
+            lchown(e->fts_accpath, f->uid_base, f->uid_base) < 0)
+            r = lh_fail_errno(err, errno, "the owner of %s", e->fts_path);
+    fts_close(walk);
+    return r;
+}
+
 /* ---- a directory for the next box ---- */
 
 /* What overlay notes on its upper directory; false when something else is there. */
 static bool remove_notes(int fd)
 {
+    const char *ours = box_facts()->overlay_xattr;
     char names[1024];
     ssize_t n = flistxattr(fd, names, sizeof names);
 
     for (const char *x = names; n >= 0 && x < names + n; x += strlen(x) + 1)
-        if (strncmp(x, "trusted.overlay.", 16) != 0 || fremovexattr(fd, x) < 0)
+        if (strncmp(x, ours, strlen(ours)) != 0 || fremovexattr(fd, x) < 0)
             return false;
     return n >= 0;
 }

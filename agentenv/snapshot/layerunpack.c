@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "agentenv/sandbox/box.h"
+#include "agentenv/sandbox/facts.h"
 #include "agentenv/snapshot/layertar.h"
 #include "agentenv/snapshot/layerwalk.h"
 #include "proto/cleanup.h"
@@ -116,8 +117,9 @@ static int open_parent(const struct layer_unpack *u, const char *name, const cha
 static int check_owner(struct archive_entry *e, const char *name, struct lh_error *err)
 {
     int64_t uid = archive_entry_uid(e), gid = archive_entry_gid(e);
+    int64_t last = box_facts()->idmap ? BOX_INIT_UID : box_facts()->uid_count - 1;
 
-    return uid < 0 || uid > BOX_INIT_UID || gid < 0 || gid > BOX_INIT_UID
+    return uid < 0 || uid > last || gid < 0 || gid > last
                ? refuse(err, name, "its owner is no user of a sandbox")
                : 0;
 }
@@ -131,7 +133,8 @@ static int set_xattr(int fd, mode_t type, const char *name, const char *key, con
 
     if (!opaque && !user)
         return refuse(err, name, "it has an attribute that a layer may not have");
-    return fsetxattr(fd, key, value, len, 0) < 0
+    char on_disk[LAYER_XATTR_NAME];
+    return fsetxattr(fd, layer_xattr_on_disk(key, on_disk), value, len, 0) < 0
                ? lh_fail_errno(err, errno, "attribute %.100s of %.200s", key, name)
                : 0;
 }
@@ -163,8 +166,8 @@ static int set_metadata(int fd, struct archive_entry *e, const char *name, struc
     const struct timespec times[2] = {{.tv_nsec = UTIME_OMIT}, mtime_of(e)};
     int r = set_xattrs(fd, e, name, err);
 
-    if (r == 0 && (fchown(fd, BOX_UID_BASE + (uid_t)archive_entry_uid(e),
-                          BOX_UID_BASE + (gid_t)archive_entry_gid(e)) < 0 ||
+    if (r == 0 && (fchown(fd, box_facts()->uid_base + (uid_t)archive_entry_uid(e),
+                          box_facts()->uid_base + (gid_t)archive_entry_gid(e)) < 0 ||
                    fchmod(fd, archive_entry_perm(e) & 07777) < 0 || futimens(fd, times) < 0))
         r = lh_fail_errno(err, errno, "attributes of %.200s", name);
     return r;
@@ -177,8 +180,8 @@ static int set_metadata_at(int dir, const char *last, struct archive_entry *e, c
     const struct timespec times[2] = {{.tv_nsec = UTIME_OMIT}, mtime_of(e)};
     bool link = archive_entry_filetype(e) == AE_IFLNK;
 
-    if (fchownat(dir, last, BOX_UID_BASE + (uid_t)archive_entry_uid(e),
-                 BOX_UID_BASE + (gid_t)archive_entry_gid(e), AT_SYMLINK_NOFOLLOW) < 0 ||
+    if (fchownat(dir, last, box_facts()->uid_base + (uid_t)archive_entry_uid(e),
+                 box_facts()->uid_base + (gid_t)archive_entry_gid(e), AT_SYMLINK_NOFOLLOW) < 0 ||
         (!link && fchmodat(dir, last, archive_entry_perm(e) & 07777, 0) < 0) ||
         utimensat(dir, last, times, AT_SYMLINK_NOFOLLOW) < 0)
         return lh_fail_errno(err, errno, "attributes of %.200s", name);

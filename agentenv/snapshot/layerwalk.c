@@ -5,12 +5,14 @@
 #include <fcntl.h>
 #include <limits.h>
 #include <search.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/sysmacros.h>
 #include <sys/xattr.h>
 #include <unistd.h>
 
 #include "agentenv/sandbox/box.h"
+#include "agentenv/sandbox/facts.h"
 #include "proto/cleanup.h"
 #include "proto/file.h"
 
@@ -44,12 +46,12 @@ static int fail(struct walk *w, const char *what, const char *path)
 static bool is_bookkeeping(const char *name)
 {
     static const char *const names[] = {"origin", "impure", "nlink", "upper", "uuid", "protattr"};
-    static const char prefix[] = "trusted.overlay.";
+    const char *prefix = box_facts()->overlay_xattr;
 
-    if (strncmp(name, prefix, sizeof prefix - 1) != 0)
+    if (strncmp(name, prefix, strlen(prefix)) != 0)
         return false;
     for (size_t i = 0; i < LH_ARRAY_SIZE(names); i++)
-        if (!strcmp(name + sizeof prefix - 1, names[i]))
+        if (!strcmp(name + strlen(prefix), names[i]))
             return true;
     return false;
 }
@@ -84,7 +86,8 @@ static int add_xattr(struct walk *w, struct xattrs *x, const char *at, const cha
         return lh_fail(w->err, LH_FAILED_PRECONDITION, "%s has more than %d attributes", path,
                        XATTRS_MAX);
     struct layer_xattr *item = &x->items[x->n];
-    *item = (struct layer_xattr){strdup(name), NULL, (size_t)len};
+    char canonical[LAYER_XATTR_NAME];
+    *item = (struct layer_xattr){strdup(layer_xattr_canonical(name, canonical)), NULL, (size_t)len};
     if (!item->name)
         return lh_fail_errno(w->err, ENOMEM, "attributes of a layer");
     x->n++;
@@ -157,13 +160,14 @@ static int to_inside(struct walk *w, struct stat *st, const char *path)
         *st = (struct stat){.st_mode = S_IFCHR, .st_rdev = st->st_rdev};
         return 0;
     }
-    if (st->st_uid < BOX_UID_BASE || st->st_uid > BOX_UID_BASE + BOX_INIT_UID ||
-        st->st_gid < BOX_UID_BASE || st->st_gid > BOX_UID_BASE + BOX_INIT_UID)
+    const uid_t base = box_facts()->uid_base;
+    if (st->st_uid < base || st->st_uid > base + BOX_INIT_UID || st->st_gid < base ||
+        st->st_gid > base + BOX_INIT_UID)
         return lh_fail(w->err, LH_FAILED_PRECONDITION,
                        "%s in a layer belongs to %u:%u of the host, not to the sandbox",
                        *path ? path : ".", st->st_uid, st->st_gid);
-    st->st_uid -= BOX_UID_BASE;
-    st->st_gid -= BOX_UID_BASE;
+    st->st_uid -= base;
+    st->st_gid -= base;
     if (S_ISCHR(st->st_mode) || S_ISBLK(st->st_mode))
         return lh_fail(w->err, LH_FAILED_PRECONDITION, "%s in a layer is a device", path);
     return 0;

@@ -39,6 +39,11 @@ struct layer_entry {
 };
 
 bool layer_is_whiteout(const struct stat *st);
+/* layerxattr.c: attributes have other names on the disk of an ordinary user. */
+enum { LAYER_XATTR_NAME = 300 };
+const char *layer_xattr_canonical(const char *name, char out[LAYER_XATTR_NAME]);
+const char *layer_xattr_on_disk(const char *name, char out[LAYER_XATTR_NAME]);
+const char *layer_opaque(void);
 
 /* A negative return of `fn` ends the walk and is returned.  FAILED_PRECONDITION names what cannot
  * be part of a layer. */

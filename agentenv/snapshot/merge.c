@@ -18,10 +18,9 @@
 #include <sys/xattr.h>
 #include <unistd.h>
 
+#include "agentenv/snapshot/layerwalk.h"
 #include "agentenv/snapshot/snapshot.h"
 #include "proto/file.h"
-
-#define OPAQUE "trusted.overlay.opaque"
 
 enum { MAX_DEPTH = 256 };
 
@@ -88,7 +87,7 @@ static bool is_opaque(int fd)
 {
     char value[2];
 
-    return fgetxattr(fd, OPAQUE, value, sizeof value) == 1 && value[0] == 'y';
+    return fgetxattr(fd, layer_opaque(), value, sizeof value) == 1 && value[0] == 'y';
 }
 
 static int merge_dir(int from, int to, int depth, struct lh_error *err);
@@ -108,7 +107,7 @@ static int merge_subdir(int from, int to, const char *name, int depth, struct lh
         return lh_fail_errno(err, errno, "directory %s of a layer", name);
     lh_autoclose int a = openat(from, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     lh_autoclose int b = openat(to, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-    if (a < 0 || b < 0 || (covers && fsetxattr(b, OPAQUE, "y", 1, 0) < 0))
+    if (a < 0 || b < 0 || (covers && fsetxattr(b, layer_opaque(), "y", 1, 0) < 0))
         return lh_fail_errno(err, errno, "directory %s of a layer", name);
     return merge_dir(a, b, depth + 1, err);
 }

@@ -13,6 +13,7 @@
 #include <sys/stat.h>
 
 #include "agentenv/sandbox/box.h"
+#include "agentenv/sandbox/facts.h"
 #include "agentenv/task/exec.h"
 #include "agentenv/task/image.h"
 #include "agentenv/task/setup.h"
@@ -231,7 +232,7 @@ static int copy_out(struct building *b, struct lh_error *err)
     lh_autofree char *root = s ? lh_format("/proc/%d/root/.", s->init_pid) : NULL;
     const struct image_config config = {b->env, b->n_env, b->workdir, b->user, b->req->warm_up};
     const struct image_source source = {
-        .name = b->req->name, .path = root, .uid_base = BOX_UID_BASE, .config = &config};
+        .name = b->req->name, .path = root, .uid_base = box_facts()->uid_base, .config = &config};
 
     if (!s)
         return err->code;

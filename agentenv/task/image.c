@@ -10,6 +10,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
+#include "agentenv/sandbox/box.h"
 #include "agentenv/task/task.h"
 #include "agentenv/task/tree.h"
 #include "proto/clock.h"
@@ -194,6 +195,8 @@ static int import_tree(struct daemon *d, const char *id, const struct image_sour
     if ((r = keep_config(d, id, s->config, err)) < 0)
         return r;
     r = tree_add_skeleton(path, err);
+    if (r == 0)
+        r = box_own_tree(path, err);
     if (r == 0)
         r = sync_tree(path, err);
     return r == 0 ? take_name(d, id, name, text, bytes, err) : r;

@@ -13,6 +13,8 @@
 #include <sys/stat.h>
 #include <sys/xattr.h>
 
+#include "agentenv/sandbox/box.h"
+#include "agentenv/sandbox/facts.h"
 #include "agentenv/task/task.h"
 #include "proto/file.h"
 #include "proto/process.h"
@@ -105,17 +107,21 @@ int verifier_layer_make(struct daemon *d, struct lh_error *err)
     lh_autofree char *bin = lh_format("%s/bin", top ? top : "");
     lh_autofree char *program = lh_format("%s/busybox", bin ? bin : "");
     lh_autofree char *busybox = find_busybox(err);
+    char opaque[64];
 
     if (!busybox)
         return err ? err->code : LH_FAILED_PRECONDITION;
     if (!layer || !top || !bin || !program)
         return lh_fail(err, LH_RESOURCE_EXHAUSTED, "no memory for the verifier's layer");
     int r = lh_make_dirs(bin, 0755, err);
-    if (r == 0 && setxattr(top, "trusted.overlay.opaque", "y", 1, 0) < 0)
+    snprintf(opaque, sizeof opaque, "%sopaque", box_facts()->overlay_xattr);
+    if (r == 0 && setxattr(top, opaque, "y", 1, 0) < 0)
         r = lh_fail_errno(err, errno, "marking %s opaque", top);
     if (r == 0)
         r = copy_busybox(busybox, program, err);
     if (r == 0)
         r = link_commands(busybox, bin, err);
+    if (r == 0)
+        r = box_own_tree(layer, err);
     return r < 0 ? lh_wrap(err, "verifier's layer") : 0;
 }

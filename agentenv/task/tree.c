@@ -15,6 +15,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
+#include "agentenv/sandbox/facts.h"
 #include "agentenv/task/whiteout.h"
 #include "proto/cleanup.h"
 #include "proto/file.h"
@@ -218,6 +219,40 @@ static int make_way(struct archive_entry *e, struct lh_error *err)
     return whiteout_make_way(AT_FDCWD, path, archive_entry_filetype(e) == AE_IFDIR, err);
 }
 
+/* Where images cannot be ID-mapped, their files have the ids of sandboxes on disk, as far as there
+ * are such. */
+static int place_owner(const struct import *im, struct archive_entry *e, struct lh_error *err)
+{
+    const struct box_facts *f = box_facts();
+    int64_t uid = archive_entry_uid(e), gid = archive_entry_gid(e);
+
+    if (f->idmap)
+        return 0;
+    if (uid >= f->uid_count || gid >= f->uid_count)
+        return lh_fail(
+            err, LH_FAILED_PRECONDITION,
+            "%s: %.200s belongs to %lld:%lld, and only %u ids exist in sandboxes of this "
+            "user: apt-get install uidmap and give a range in /etc/subuid and "
+            "/etc/subgid, or make the archive with --owner=0 --group=0",
+            im->from, archive_entry_pathname(e), (long long)uid, (long long)gid, f->uid_count);
+    archive_entry_set_uid(e, uid + f->uid_base);
+    archive_entry_set_gid(e, gid + f->uid_base);
+    return 0;
+}
+
+/* In a directory, files of other users of this host: they cannot be given an id that is ours. */
+static int refuse_foreign(const struct import *im, struct archive_entry *e, struct lh_error *err)
+{
+    const struct box_facts *f = box_facts();
+
+    if (!f->rootless || !im->directory || archive_entry_uid(e) != f->host_root)
+        return 0;
+    return lh_fail(err, LH_FAILED_PRECONDITION,
+                   "%s: %.200s belongs to another user of this host; import a tar archive of it, "
+                   "or run agentenvd as root",
+                   im->from, archive_entry_pathname(e));
+}
+
 /* A sandbox's files have ids of the host; those of its image do not. */
 static void shift_owner(const struct import *im, struct archive_entry *e)
 {
@@ -236,8 +271,12 @@ static int copy_entry(struct import *im, struct archive_entry *e, struct lh_erro
     int r = rename_entry(im, e, err);
     if (r < 0 || !is_kept(e))
         return r;
+    if ((r = refuse_foreign(im, e, err)) < 0)
+        return r;
     shift_owner(im, e);
     feed_head(&h, e);
+    if (im->out && (r = place_owner(im, e, err)) < 0)
+        return r;
     if (im->oci && (r = make_way(e, err)) != 0)
         return r < 0 ? r : 0;
     if (im->out && archive_write_header(im->out, e) < ARCHIVE_OK)
@@ -337,10 +376,16 @@ static int add_above(void *ctx, struct archive *layer, struct lh_error *err)
     return r;
 }
 
+static uid_t shifted_base(void)
+{
+    return box_facts()->idmap ? 0 : box_facts()->uid_base;
+}
+
 /* The finished tree has the digest that it has as a directory. */
 static int digest_tree(struct import *im, struct lh_error *err)
 {
-    struct import again = {.from = im->to, .to = im->to, .directory = true, .err = err};
+    struct import again = {
+        .from = im->to, .to = im->to, .directory = true, .uid_base = shifted_base(), .err = err};
     int r = open_source(&again, err);
 
     if (r == 0)
@@ -404,6 +449,8 @@ int tree_import(const struct tree_source *source, const char *to, uint8_t digest
     if (stat(from, &st) < 0)
         return lh_fail_errno(err, errno, "cannot read %s", from);
     im.directory = S_ISDIR(st.st_mode) && !im.oci;
+    if (im.directory && !im.uid_base)
+        im.uid_base = shifted_base();
     if (!S_ISDIR(st.st_mode) && !S_ISREG(st.st_mode))
         return lh_fail(err, LH_INVALID_ARGUMENT, "%s is neither a directory nor a tar file", from);
     int r = pthread_create(&thread, NULL, copy_in_own_directory, &im);
