@@ -157,10 +157,12 @@ static void obey(struct incoming *in, ssize_t size)
 }
 
 /* CRIU looks at init's namespaces from inside its user namespace, which a process that has changed
- * its id refuses.  The agent could be no ptracer of another user's process either way. */
+ * its id refuses.  The agent could be no ptracer of another user's process either way; where it has
+ * the same id, there is no CRIU. */
 static void let_criu_look(void)
 {
-    prctl(PR_SET_DUMPABLE, 1, 0, 0, 0);
+    if (getuid() != 0)
+        prctl(PR_SET_DUMPABLE, 1, 0, 0, 0);
 }
 
 static void quiesce(void)

@@ -58,6 +58,7 @@ _Noreturn static void lead(int words, const struct launch *l)
 
     prctl(PR_SET_NAME, "agentenv-lead");
     prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0);
+    prctl(PR_SET_DUMPABLE, 0, 0, 0, 0); /* it has no seccomp; the agent may have its id */
     pid_t command = fork();
     if (command == 0)
         launch_command(l);
