@@ -296,7 +296,7 @@ pid_t cgroup_init(const struct cgroup_root *r, const char *id)
     return *text ? atoi(text) : -1;
 }
 
-static int each_in(int dir, int (*each)(void *ctx, const char *id), void *ctx)
+int cgroup_each_in(int dir, int (*each)(void *ctx, const char *id), void *ctx)
 {
     lh_autoclosedir DIR *d = fdopendir(cgroup_open_dir(dir, "."));
     int r = 0;
@@ -309,10 +309,10 @@ static int each_in(int dir, int (*each)(void *ctx, const char *id), void *ctx)
 
 int cgroup_each(const struct cgroup_root *r, int (*each)(void *ctx, const char *id), void *ctx)
 {
-    int rc = each_in(r->v2, each, ctx);
+    int rc = cgroup_each_in(r->v2, each, ctx);
 
     for (int i = 0; i < CGROUP_CONTROLLERS && rc == 0; i++)
         if (r->v1[i] >= 0)
-            rc = each_in(r->v1[i], each, ctx);
+            rc = cgroup_each_in(r->v1[i], each, ctx);
     return rc;
 }

@@ -17,6 +17,9 @@ bool cgroup_has_controllers(int dir); /* all that limits need */
 int cgroup_delegate(int dir, const char *what, struct lh_error *err);
 int cgroup_open_rootless(struct cgroup_root *r, struct lh_error *err);
 
+/* cgroup_each() in one directory. */
+int cgroup_each_in(int dir, int (*each)(void *ctx, const char *id), void *ctx);
+
 /* cgroup_plain.c: without cgroups.  `fd` is the directory that stands for a sandbox's. */
 pid_t plain_init(int fd); /* of a process that runs; -1 */
 int plain_kill(int fd, int64_t deadline_ms, struct lh_error *err);

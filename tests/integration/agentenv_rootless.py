@@ -419,6 +419,29 @@ class More:
         self.assertLess(self.d.json("ls")[0]["processes"], 30)
 
 
+    def test_what_runs_without_a_cgroup_is_not_lost_in_one(self):
+        mount = v2_mount()
+        if not mount:
+            return
+        self.d.run("start", "bb")
+        self.d.stop()
+        other = "%s/rootless-other-%d" % (mount, os.getpid())
+        os.mkdir(other)
+        try:
+            for path in "", "/cgroup.procs", "/cgroup.subtree_control":
+                os.chown(other + path, self.user.uid, self.user.uid)
+            self.d.cgroup_dir = other
+            with self.assertRaisesRegex(RuntimeError, "runs without a cgroup: start agentenvd outside"):
+                self.d.start()
+        finally:
+            self.d.cgroup_dir = None
+            self.d.start()
+            until(lambda: "populated 0\n" in lines_of(other + "/cgroup.events"), "an empty cgroup")
+            for base, _, _ in os.walk(other, topdown=False):
+                os.rmdir(base)
+        self.assertEqual(len(self.d.json("ls")), 1)
+
+
 class WithARange(Rootless, More, unittest.TestCase):
     pass
 
