@@ -152,6 +152,8 @@ struct kv_done {
     bool well; /* every byte of it has moved */
 };
 bool kv_disk_ended(struct kv_disk *d, struct kv_done *out, int64_t now_us);
+/* Finds out whether the device stalls or answers again; after all that has ended was taken. */
+void kv_disk_watch(struct kv_disk *d, int64_t now_us);
 
 /* The object's data is on the device: from now on its slot says so. */
 void kv_disk_claim(struct kv_disk *d, uint32_t page, kv_ref node, enum kv_part part);

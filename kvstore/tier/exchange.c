@@ -262,6 +262,7 @@ void kv_exchange_work(struct kv_exchange *x, int64_t now_us)
         kv_node_unhold(x->index, n);
         kv_node_unpin(x->index, n);
     }
+    kv_disk_watch(x->disk, now_us);
     write_back(x, now_us);
     kv_disk_flush(x->disk, x->index, now_us);
     kv_disk_submit(x->disk);

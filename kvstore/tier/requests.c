@@ -35,11 +35,11 @@ void kv_requests_finish(struct kv_disk *d)
     free(d->requests);
 }
 
-static void look_for_stall(struct kv_disk *d, int64_t now_us)
+void kv_disk_watch(struct kv_disk *d, int64_t now_us)
 {
     bool stalled = false;
 
-    for (int i = 0; i < KV_DISK_IOS; i++)
+    for (int i = 0; d->in_flight && i < KV_DISK_IOS; i++)
         stalled |= d->requests[i].busy && now_us - d->requests[i].began_us > KV_DISK_STALL_US;
     if (stalled == d->stalled)
         return;
@@ -53,8 +53,6 @@ bool kv_disk_ready(struct kv_disk *d, enum kv_io_kind kind, int64_t now_us)
     static const unsigned most[] = {
         [KV_IO_LOAD] = KV_DISK_IOS, [KV_IO_STORE] = KV_DISK_STORES, [KV_IO_SECTORS] = KV_DISK_RUNS};
 
-    if (d->in_flight || d->stalled)
-        look_for_stall(d, now_us);
     return !d->stalled && d->in_flight < KV_DISK_IOS && d->of_kind[kind] < most[kind] &&
            !(kind != KV_IO_LOAD && now_us < d->paused_until_us);
 }

@@ -21,7 +21,7 @@
 
 extern char **environ;
 
-enum { DISK = 16 << 20, UNITS = 20, SEQUENCES = 24, KILLS = 20 };
+enum { DISK = 16 << 20, UNITS = 20, SEQUENCES = 24 };
 
 typedef Longhaul__Kv__V1__StatReply Stat;
 
@@ -111,12 +111,9 @@ static int verify(const struct daemon *d)
     return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
 }
 
-/* Soak runs ask for more. */
 static int kills(void)
 {
-    const char *n = getenv("KV_KILLS");
-
-    return n ? atoi(n) : KILLS;
+    return getenv("LONGHAUL_SOAK") ? 200 : 20;
 }
 
 Test(daemon_disk, killed_at_any_moment_it_never_serves_wrong_bytes, .timeout = 600)
