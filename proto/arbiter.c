@@ -180,24 +180,26 @@ static struct arbiter_region *acquire(struct arbiter *a, struct arbiter_region *
     return r;
 }
 
-static struct arbiter_region *declare(struct arbiter *a, const char *name,
+/* Takes over `r`, which says where and how; NULL when arbiterd refuses it, or r is NULL. */
+static struct arbiter_region *declare(struct arbiter *a, struct arbiter_region *r,
                                       Longhaul__Arbiter__V1__Class class, size_t bytes,
-                                      unsigned phases, Longhaul__Arbiter__V1__Park park,
-                                      bool on_device, struct lh_error *err)
+                                      struct lh_error *err)
 {
     Longhaul__Arbiter__V1__ClientMessage m = LONGHAUL__ARBITER__V1__CLIENT_MESSAGE__INIT;
     Longhaul__Arbiter__V1__DeclareRequest d = LONGHAUL__ARBITER__V1__DECLARE_REQUEST__INIT;
     Longhaul__Arbiter__V1__Region region = LONGHAUL__ARBITER__V1__REGION__INIT;
-    struct arbiter_region *r = arbiter_region_create(name, phases, park, on_device, err);
+    char name[sizeof r->name];
 
     if (!r)
         return NULL;
-    region.name = r->name;
+    memcpy(name, r->name, sizeof name);
+    region.name = name;
     region.class_ = class;
     region.bytes = bytes;
     region.phases = r->phases;
-    region.park = park;
-    region.device = on_device;
+    region.park = r->park;
+    region.device = r->on_device;
+    region.own_file = r->own_file;
     d.region = &region;
     m.body_case = LONGHAUL__ARBITER__V1__CLIENT_MESSAGE__BODY_DECLARE;
     m.declare = &d;
@@ -214,10 +216,28 @@ int arbiter_declare(struct arbiter *a, const char *name, Longhaul__Arbiter__V1__
     struct lh_error local;
 
     err = err ? err : &local;
-    struct arbiter_region *r = declare(a, name, class, bytes, phases, park, false, err);
+    struct arbiter_region *r =
+        declare(a, arbiter_region_create(name, phases, park, false, err), class, bytes, err);
     if (!r)
         return err->code;
     *addr = r->addr;
+    return 0;
+}
+
+int arbiter_declare_file(struct arbiter *a, const char *name, Longhaul__Arbiter__V1__Class class,
+                         size_t bytes, unsigned phases, int *fd, struct lh_error *err)
+{
+    struct lh_error local;
+
+    err = err ? err : &local;
+    struct arbiter_region *r =
+        arbiter_region_create(name, phases, LONGHAUL__ARBITER__V1__PARK__PARK_DISCARD, false, err);
+    if (r)
+        r->own_file = true;
+    r = declare(a, r, class, bytes, err);
+    if (!r)
+        return err->code;
+    *fd = lh_steal_fd(&r->file_fd);
     return 0;
 }
 
@@ -228,7 +248,8 @@ int arbiter_declare_device(struct arbiter *a, const char *name, Longhaul__Arbite
     struct lh_error local;
 
     err = err ? err : &local;
-    struct arbiter_region *r = declare(a, name, class, bytes, phases, park, true, err);
+    struct arbiter_region *r =
+        declare(a, arbiter_region_create(name, phases, park, true, err), class, bytes, err);
     if (!r)
         return err->code;
     *addr = r->device.addr;

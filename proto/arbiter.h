@@ -45,6 +45,12 @@ LH_DEFINE_AUTO(arbiter, arbiter_destroy)
 int arbiter_declare(struct arbiter *a, const char *name, Longhaul__Arbiter__V1__Class class,
                     size_t bytes, unsigned phases, Longhaul__Arbiter__V1__Park park, void **addr,
                     struct lh_error *err);
+/* A region that the client does not map but gets as one file of `bytes`, for holders who hand it on
+ * to clients of their own (kvstored).  Pages come from the host as they are written; when its
+ * phases end arbiterd empties it, behind this client's ack: who still maps it reads zeros.  *fd is
+ * the caller's to close. */
+int arbiter_declare_file(struct arbiter *a, const char *name, Longhaul__Arbiter__V1__Class class,
+                         size_t bytes, unsigned phases, int *fd, struct lh_error *err);
 /* Maps another client's WEIGHTS region read-only.  NOT_FOUND until it is declared. */
 int arbiter_attach(struct arbiter *a, const char *name, const void **addr, size_t *bytes,
                    struct lh_error *err);

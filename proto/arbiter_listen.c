@@ -34,6 +34,9 @@ static int take_grant(struct arbiter *a, const Longhaul__Arbiter__V1__Grant *g, 
 
     if (!r || g->n_bytes != n_fds)
         return lh_fail(err, LH_INTERNAL, "arbiterd granted what was not asked for");
+    if (r->own_file)
+        return n_fds == 1 ? arbiter_region_take_file(r, fds[0], err)
+                          : lh_fail(err, LH_INTERNAL, "arbiterd granted no file");
     if (!r->on_device)
         return arbiter_region_map(r, g->region->bytes, g->bytes, fds, n_fds, g->writable, err);
     if (g->n_ids != n_fds)

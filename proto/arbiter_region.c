@@ -24,7 +24,7 @@ struct arbiter_region *arbiter_region_create(const char *name, unsigned phases,
     }
     strcpy(r->name, name);
     r->park = park;
-    r->park_fd = -1;
+    r->park_fd = r->file_fd = -1;
     r->phases = phases;
     r->on_device = on_device;
     if (park == LONGHAUL__ARBITER__V1__PARK__PARK_KEEP ||
@@ -42,6 +42,8 @@ void arbiter_region_destroy(struct arbiter_region *r)
         munmap(r->addr, r->bytes);
     if (r->park_fd >= 0)
         close(r->park_fd);
+    if (r->file_fd >= 0)
+        close(r->file_fd);
     free(r);
 }
 
@@ -112,6 +114,12 @@ int arbiter_region_map(struct arbiter_region *r, size_t total, const uint64_t *b
         r->mapped += bytes[i];
     }
     return r->parked && r->mapped == r->bytes ? read_back(r, err) : 0;
+}
+
+int arbiter_region_take_file(struct arbiter_region *r, int fd, struct lh_error *err)
+{
+    r->file_fd = fcntl(fd, F_DUPFD_CLOEXEC, 0);
+    return r->file_fd < 0 ? lh_fail_errno(err, errno, "region %s", r->name) : 0;
 }
 
 int arbiter_region_unmap(struct arbiter_region *r, struct lh_error *err)

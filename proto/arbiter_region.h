@@ -22,6 +22,8 @@ struct arbiter_region {
     struct arbiter_device device; /* in the place of addr and what follows */
     int park_fd;                  /* unnamed file with the parked content, -1 = none */
     bool parked;
+    bool own_file; /* not mapped here; file_fd is its file from the grant on */
+    int file_fd;
 };
 
 /* On the device KEEP alone means every phase: HOST is copied there. */
@@ -34,6 +36,8 @@ void arbiter_region_destroy(struct arbiter_region *r);
  * all of it is mapped, parked content is read back.  n_fds = 0 only reserves. */
 int arbiter_region_map(struct arbiter_region *r, size_t total, const uint64_t *bytes,
                        const int *fds, size_t n_fds, bool writable, struct lh_error *err);
+/* Of one with a file of its own: keeps another descriptor of it. */
+int arbiter_region_take_file(struct arbiter_region *r, int fd, struct lh_error *err);
 /* Parks by the region's rule, then leaves only the reservation. */
 int arbiter_region_unmap(struct arbiter_region *r, struct lh_error *err);
 

@@ -4,11 +4,19 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include "proto/cleanup.h"
 #include "proto/ipc.h"
+#include "proto/log.h"
 #include "trainer/arbiter/holders.h"
 #include "trainer/arbiter/node.h"
+
+LH_LOG_COMPONENT("arbiterd");
+
+enum { EMPTYINGS = 3 };
 
 static Longhaul__Arbiter__V1__Region describe(struct region *r)
 {
@@ -20,6 +28,7 @@ static Longhaul__Arbiter__V1__Region describe(struct region *r)
     m.phases = r->phases;
     m.park = r->park;
     m.device = r->on_device;
+    m.own_file = r->own_file;
     return m;
 }
 
@@ -76,9 +85,18 @@ static int send_grant(struct node *n, struct client *c, struct region *r, uint64
     return 0;
 }
 
+static int send_file(struct client *c, struct region *r, uint64_t call, struct lh_error *err)
+{
+    struct part part = {.sizes = {r->bytes}, .fds = {r->fd}, .n = 1};
+
+    return send_part(c, r, call, &part, true, err);
+}
+
 int node_lend(struct node *n, struct client *c, struct region *r, uint64_t call,
               struct lh_error *err)
 {
+    if (r->own_file)
+        return call ? send_file(c, r, call, err) : 0;
     bool due = !n->sw.running && r->phases >> n->phase & 1 && !r->chunks;
 
     if (due) {
@@ -94,8 +112,32 @@ int node_lend(struct node *n, struct client *c, struct region *r, uint64_t call,
     return due || call ? send_grant(n, c, r, call, err) : 0;
 }
 
+uint64_t node_file_bytes(const struct region *r)
+{
+    struct stat st;
+
+    return r->own_file && fstat(r->fd, &st) == 0 ? (uint64_t)st.st_blocks * 512 : 0;
+}
+
+/* Who writes to it even so has lost what was written; again, should that happen just now. */
+static void empty_file(const struct region *r)
+{
+    for (int i = 0; i < EMPTYINGS && node_file_bytes(r); i++)
+        if (fallocate(r->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, (off_t)r->bytes) < 0)
+            lh_err("empty", "region %s: %s", r->name, strerror(errno));
+}
+
+void node_end_region(struct node *n, struct region *r)
+{
+    node_take_back(n, r);
+    if (r->own_file)
+        close(r->fd);
+}
+
 void node_take_back(struct node *n, struct region *r)
 {
+    if (r->own_file)
+        empty_file(r);
     if (r->chunks)
         pool_take_back(node_pool(n, r), r->chunks, r->bytes / node_pool(n, r)->chunk_bytes);
     free(r->chunks);
@@ -130,6 +172,19 @@ uint64_t node_residual(const struct node *n, const struct client *c)
     struct residual q = {n, c};
 
     return holders_mapped_bytes(c->pid, is_residual, &q);
+}
+
+/* A file that its holder hands on: of full length, empty, and nobody can shrink it. */
+static int make_file(struct region *r, struct lh_error *err)
+{
+    lh_autoclose int fd = memfd_create("longhaul-kv", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+
+    if (fd < 0 || ftruncate(fd, (off_t)r->bytes) < 0 ||
+        fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) < 0)
+        return lh_fail_errno(err, errno, "file of region %s, %llu bytes", r->name,
+                             (unsigned long long)r->bytes);
+    r->fd = lh_steal_fd(&fd);
+    return 0;
 }
 
 static int send_shared(struct client *c, struct shared_region *s, bool writable, uint64_t call,
@@ -227,7 +282,8 @@ static int check_region(const struct node *n, const struct client *c,
     if (q->class_ < 1 || q->class_ > LONGHAUL__ARBITER__V1__CLASS__CLASS_WORKSPACE || q->park < 1 ||
         q->park > LONGHAUL__ARBITER__V1__PARK__PARK_DISK || !q->phases ||
         q->phases & ~(unsigned)NODE_ALL_PHASES || q->device > 1 ||
-        (q->device && q->park == LONGHAUL__ARBITER__V1__PARK__PARK_DISK))
+        (q->device && q->park == LONGHAUL__ARBITER__V1__PARK__PARK_DISK) ||
+        (q->own_file && (q->device || q->park != LONGHAUL__ARBITER__V1__PARK__PARK_DISCARD)))
         return lh_fail(err, LH_INVALID_ARGUMENT, "region %s: unknown class, park rule or phase",
                        q->name);
     if (c->n_regions == NODE_REGIONS)
@@ -259,9 +315,14 @@ int node_declare(struct node *n, struct client *c, uint64_t call,
     if (new->park == LONGHAUL__ARBITER__V1__PARK__PARK_KEEP ||
         (new->park == LONGHAUL__ARBITER__V1__PARK__PARK_HOST && !new->on_device))
         new->phases = NODE_ALL_PHASES;
+    new->own_file = q->own_file;
+    if (new->own_file && make_file(new, err) < 0)
+        return err->code;
     r = node_lend(n, c, new, call, err);
-    if (r < 0)
+    if (r < 0) {
+        node_end_region(n, new);
         return r;
+    }
     c->n_regions++;
     return 0;
 }

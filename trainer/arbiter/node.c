@@ -53,7 +53,7 @@ void node_finish(struct node *n)
         if (c->fd < 0)
             continue;
         for (size_t k = 0; k < c->n_regions; k++)
-            node_take_back(n, &c->regions[k]);
+            node_end_region(n, &c->regions[k]);
         close(c->fd);
         if (c->pidfd >= 0)
             close(c->pidfd);
@@ -126,7 +126,7 @@ void node_drop_client(struct node *n, struct client *c, const char *why)
     if (n->sw.leader == c)
         n->sw.leader = NULL;
     for (size_t i = 0; i < c->n_regions; i++)
-        node_take_back(n, &c->regions[i]);
+        node_end_region(n, &c->regions[i]);
     close(c->fd);
     if (c->pidfd >= 0)
         close(c->pidfd);
@@ -179,7 +179,16 @@ static uint64_t lent_to(const struct client *c)
     uint64_t sum = 0;
 
     for (size_t i = 0; i < c->n_regions; i++)
-        sum += c->regions[i].chunks ? c->regions[i].bytes : 0;
+        sum += c->regions[i].chunks ? c->regions[i].bytes : node_file_bytes(&c->regions[i]);
+    return sum;
+}
+
+static uint64_t file_bytes(const struct client *c)
+{
+    uint64_t sum = 0;
+
+    for (size_t i = 0; i < c->n_regions; i++)
+        sum += node_file_bytes(&c->regions[i]);
     return sum;
 }
 
@@ -188,6 +197,7 @@ static int stat_reply(struct node *n, struct client *to, uint64_t call, struct l
     Longhaul__Arbiter__V1__ServerMessage m = LONGHAUL__ARBITER__V1__SERVER_MESSAGE__INIT;
     Longhaul__Arbiter__V1__StatReply s = LONGHAUL__ARBITER__V1__STAT_REPLY__INIT;
     Longhaul__Arbiter__V1__Holder holders[NODE_CLIENTS], *list[NODE_CLIENTS];
+    uint64_t files = 0;
 
     for (size_t i = 0; i < NODE_CLIENTS; i++) {
         struct client *c = &n->clients[i];
@@ -198,6 +208,7 @@ static int stat_reply(struct node *n, struct client *to, uint64_t call, struct l
         h->client = c->name;
         h->pid = c->pid;
         h->mapped_bytes = lent_to(c);
+        files += file_bytes(c);
         h->outside_bytes = holders_outside_bytes(c->pid);
         h->outside_first_bytes = c->outside_first;
         s.n_holders++;
@@ -205,8 +216,8 @@ static int stat_reply(struct node *n, struct client *to, uint64_t call, struct l
     s.holders = list;
     s.phase = n->phase;
     s.epoch = n->epoch;
-    s.total_bytes = n->pool.n * n->pool.chunk_bytes;
-    s.lent_bytes = n->pool.lent * n->pool.chunk_bytes;
+    s.total_bytes = n->pool.n * n->pool.chunk_bytes + files;
+    s.lent_bytes = n->pool.lent * n->pool.chunk_bytes + files;
     s.device_bytes = n->device.n * n->device.chunk_bytes + n->device_shared;
     s.device_lent_bytes = n->device.lent * n->device.chunk_bytes;
     if (cuda_driver_used_bytes() > s.device_bytes)

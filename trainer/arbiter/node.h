@@ -30,6 +30,9 @@ struct region {
     unsigned phases; /* 1 << Phase */
     bool on_device;
     size_t *chunks; /* lent now; NULL = not backed */
+    bool own_file;  /* in their place one file, which is the holder's in every phase and empty
+                     * outside its own */
+    int fd;
 };
 
 struct shared_region {
@@ -105,6 +108,10 @@ int node_attach(struct node *n, struct client *c, uint64_t call, const char *nam
 int node_lend(struct node *n, struct client *c, struct region *r, uint64_t call,
               struct lh_error *err);
 void node_take_back(struct node *n, struct region *r);
+/* The region ends with its client. */
+void node_end_region(struct node *n, struct region *r);
+/* Bytes that the file of a region takes; 0 when it has none. */
+uint64_t node_file_bytes(const struct region *r);
 /* Bytes of lent-and-due-back or free chunks that the client still maps: read from the kernel. */
 uint64_t node_residual(const struct node *n, const struct client *c);
 

@@ -127,6 +127,20 @@ static uint64_t enforce_residual(struct node *n)
     return sum;
 }
 
+/* What is in files that should be empty now, whoever wrote it. */
+static uint64_t residual_in_files(const struct node *n)
+{
+    uint64_t sum = 0;
+
+    for (size_t i = 0; i < NODE_CLIENTS; i++) {
+        const struct client *c = &n->clients[i];
+        for (size_t k = 0; c->fd >= 0 && k < c->n_regions; k++)
+            if (!(c->regions[k].phases >> n->sw.next & 1))
+                sum += node_file_bytes(&c->regions[k]);
+    }
+    return sum;
+}
+
 static void grant_to(struct node *n, struct client *c)
 {
     Longhaul__Arbiter__V1__ServerMessage m = LONGHAUL__ARBITER__V1__SERVER_MESSAGE__INIT;
@@ -175,7 +189,7 @@ static void finish(struct node *n)
     int64_t revoked = lh_now_us();
 
     take_back_everything(n);
-    n->last_residual = enforce_residual(n);
+    n->last_residual = enforce_residual(n) + residual_in_files(n);
     n->phase = n->sw.next;
     n->sw.running = false;
     if (node_record(n, &err) < 0)
