@@ -69,6 +69,13 @@ static bool bad_remote(const job_t *j)
            (strncmp(remote, "s3://", 5) != 0 || !*j->kvstore->remote_credentials);
 }
 
+static bool bad_pace(const job_t *j)
+{
+    uint64_t pace = j->kvstore->disk_bytes_per_s;
+
+    return pace && (pace < 65536 || !j->kvstore->disk_bytes);
+}
+
 static const struct {
     bool (*bad)(const job_t *j);
     const char *message;
@@ -81,6 +88,7 @@ static const struct {
     {bad_min_groups, "train.min_groups must not exceed train.groups"},
     {bad_eval, "evaluation needs tasks.eval_prefix"},
     {bad_target, "train.target_success needs eval.episodes and eval.every"},
+    {bad_pace, "kvstore.disk_bytes_per_s is at least 64KiB, and of a disk tier: set disk_bytes"},
     {bad_image, "tasks.image and tasks.image_name go together"},
     {bad_remote, "kvstore.remote is redis://HOST:PORT[,HOST:PORT...], or s3://BUCKET[/PREFIX] with "
                  "kvstore.remote_credentials"},

@@ -58,6 +58,8 @@ const struct job_field job_fields[] = {
         "disk tier's file, bytes; 0 = none, else at least 16MiB"),
     TEXT("kvstore", KvStore, disk_path, JOB_PATH, "",
          "that file; empty = kv.disk in the job directory"),
+    NUM("kvstore", KvStore, disk_bytes_per_s, JOB_BYTES, 0, 1024 * GIB, "0",
+        "of its device that the disk tier may use; 0 = as fast as it goes, else at least 64KiB"),
     TEXT("kvstore", KvStore, eviction, JOB_STRING, "value", "value, lru or s3-fifo"),
     TEXT("kvstore", KvStore, remote, JOB_STRING, "",
          "remote tier: redis://HOST:PORT[,HOST:PORT...] or s3://BUCKET[/PREFIX]; empty = none"),

@@ -114,6 +114,7 @@ int kv_refuse(struct kv_call *c, enum kv_refusal why, uint64_t bytes, struct lh_
                          "the client has kvstore.max_inflight_bytes in flight already"},
         [KV_QUOTA] = {LH_RESOURCE_EXHAUSTED,
                       "its tenant is at its quota (kvstore.quotas), and what it has is in use"},
+        [KV_AWAY] = {LH_RESOURCE_EXHAUSTED, "the store's memory is lent to another phase"},
         [KV_PARENT] = {LH_FAILED_PRECONDITION, "the prefix it continues is not stored"},
     };
 

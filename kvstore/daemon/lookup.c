@@ -149,7 +149,9 @@ static struct kv_node *match(struct kv_call *c, const struct lookup *l)
 {
     const struct kv_root *root = kv_root_find(&c->service->index, &l->key);
 
-    return root ? kv_node_match(&c->service->index, root, l->chain, l->n, l->at_least) : NULL;
+    if (!root || c->service->away)
+        return NULL;
+    return kv_node_match(&c->service->index, root, l->chain, l->n, l->at_least);
 }
 
 static int answer_with(struct kv_call *c, const struct lookup *l, struct kv_node *hit,
@@ -215,7 +217,7 @@ static void begin_lookup(struct kv_call *c, const struct lookup *l, uint32_t wai
         trail->lookups++;
     s->count.lookups++;
     w->deadline_us = c->now_us + (wait_ms ? wait_ms : WAIT_MS) * INT64_C(1000);
-    if (!s->has_remote || !root)
+    if (!s->has_remote || !root || s->away)
         return;
     struct kv_pull_wanted wanted = {.root = root,
                                     .chain = l->chain,

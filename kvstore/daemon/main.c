@@ -2,6 +2,7 @@
 #include <argp.h>
 #include <errno.h>
 #include <signal.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/signalfd.h>
 #include <unistd.h>
@@ -70,44 +71,69 @@ static int open_signals(struct lh_error *err)
     return fd < 0 ? lh_fail_errno(err, errno, "signalfd") : fd;
 }
 
-static int serve(const Longhaul__Job__V1__KvStore *options, const char *path, const char *disk,
-                 int stop_fd, struct lh_error *err)
+struct paths {
+    const char *socket, *disk, *arbiter;
+};
+
+static int serve(const Longhaul__Job__V1__KvStore *options, const struct paths *p,
+                 struct kv_lent *lent, int memory_fd, int stop_fd, struct lh_error *err)
 {
     struct kv_service service;
-    lh_autoclose int listen_fd = ipc_listen(path, err);
+    lh_autoclose int listen_fd = ipc_listen(p->socket, err);
 
     if (listen_fd < 0)
         return listen_fd;
     struct kv_service_options o = {.memory_bytes = options->memory_bytes,
+                                   .memory_fd = memory_fd,
                                    .max_inflight_bytes = options->max_inflight_bytes,
-                                   .disk_path = options->disk_bytes ? disk : NULL,
+                                   .disk_path = options->disk_bytes ? p->disk : NULL,
                                    .disk_bytes = options->disk_bytes,
                                    .remote = {.location = *options->remote ? options->remote : NULL,
                                               .credentials = options->remote_credentials,
                                               .ttl_s = options->remote_ttl_s},
+                                   .disk_bytes_per_s = options->disk_bytes_per_s,
                                    .eviction = *options->eviction ? options->eviction : NULL,
                                    .quotas = options->quotas};
     struct kv_server_options so = {
-        .listen_fd = listen_fd, .stop_fd = stop_fd, .metrics = options->metrics};
+        .listen_fd = listen_fd, .stop_fd = stop_fd, .metrics = options->metrics, .lent = lent};
     int r = kv_service_init(&service, &o, err);
     if (r == 0) {
-        lh_info("serving", "socket=%s bytes=%llu page=%u huge=%d", path,
+        lh_info("serving", "socket=%s bytes=%llu page=%u huge=%d lent=%d", p->socket,
                 (unsigned long long)service.segment.bytes, service.segment.page_bytes,
-                service.segment.huge);
+                service.segment.huge, lent != NULL);
         r = kv_server_run(&service, &so, err);
         kv_service_finish(&service);
     }
-    unlink(path);
+    unlink(p->socket);
+    return r;
+}
+
+/* In a job the memory is arbiterd's; by itself kvstored takes its own. */
+static int serve_with_memory(const Longhaul__Job__V1__Job *job, const struct paths *p, int stop_fd,
+                             struct lh_error *err)
+{
+    bool carry = job->rollout && job->rollout->carry;
+    lh_autoclose int memory_fd = -1;
+    struct kv_lent lent;
+
+    if (!getenv(LH_SUPERVISED) && access(p->arbiter, F_OK) < 0)
+        return serve(job->kvstore, p, NULL, 0, stop_fd, err);
+    int r = kv_lent_open(&lent, p->arbiter, job->kvstore->memory_bytes, carry, &memory_fd, err);
+    if (r < 0)
+        return r;
+    r = serve(job->kvstore, p, &lent, memory_fd, stop_fd, err);
+    kv_lent_close(&lent);
     return r;
 }
 
 static int run(const char *dir, struct lh_error *err)
 {
     lh_autofree char *run_dir = lh_format("%s/run", dir);
-    lh_autofree char *path = lh_format("%s/run/kv.sock", dir);
+    lh_autofree char *socket = lh_format("%s/run/kv.sock", dir);
+    lh_autofree char *arbiter = lh_format("%s/run/arbiter.sock", dir);
     lh_autofree char *own_disk = lh_format("%s/kv.disk", dir);
 
-    if (!run_dir || !path || !own_disk)
+    if (!run_dir || !socket || !arbiter || !own_disk)
         return lh_fail_errno(err, ENOMEM, "starting");
     lh_automsg(Longhaul__Job__V1__Job) job = read_job(dir, err);
     if (!job)
@@ -119,7 +145,7 @@ static int run(const char *dir, struct lh_error *err)
     if (stop_fd < 0)
         return stop_fd;
     const char *disk = *job->kvstore->disk_path ? job->kvstore->disk_path : own_disk;
-    return serve(job->kvstore, path, disk, stop_fd, err);
+    return serve_with_memory(job, &(struct paths){socket, disk, arbiter}, stop_fd, err);
 }
 
 int main(int argc, char **argv)
@@ -141,5 +167,6 @@ int main(int argc, char **argv)
     if (r == 0)
         return EXIT_SUCCESS;
     lh_err("failed", "%s", err.message);
-    return r == LH_ALREADY_EXISTS ? LH_EXIT_TRY_AGAIN : EXIT_FAILURE; /* it may be ending */
+    /* Whoever has the socket may be ending; an arbiterd that is gone is started again. */
+    return r == LH_ALREADY_EXISTS || r == LH_UNAVAILABLE ? LH_EXIT_TRY_AGAIN : EXIT_FAILURE;
 }

@@ -263,6 +263,13 @@ void kv_pull_read(struct kv_service *s, struct kv_node *n)
     kv_service_offer(s, n);
 }
 
+void kv_pull_abandon(struct kv_pulls *p)
+{
+    for (int i = 0; i < KV_PULLS; i++)
+        if (p->at[i])
+            p->at[i]->failed = true;
+}
+
 void kv_pull_finish(struct kv_service *s)
 {
     for (int i = 0; i < KV_PULLS; i++)

@@ -47,6 +47,8 @@ void kv_pull_ended(struct kv_service *s, const struct kv_remote_op *op, int64_t 
 void kv_pull_work(struct kv_service *s, int64_t now_us);
 /* Somebody reads a visible node. */
 void kv_pull_read(struct kv_service *s, struct kv_node *n);
+/* The memory is about to go: nothing that is under way becomes visible. */
+void kv_pull_abandon(struct kv_pulls *p);
 /* After the tier was closed: nothing of it is under way. */
 void kv_pull_finish(struct kv_service *s);
 

@@ -201,6 +201,8 @@ int kv_handle_put(struct kv_call *c, struct lh_error *err)
     struct put p = {0};
     int r = check_put(c, q, &p, err);
 
+    if (r == 0 && c->service->away)
+        r = kv_refuse(c, KV_AWAY, 0, err);
     if (r < 0)
         return r;
     r = find_place(c, q, &p, err);

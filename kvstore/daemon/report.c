@@ -21,7 +21,9 @@ static void stat_flow(const struct kv_service *s, int64_t now_us, Longhaul__Kv__
     r->refused_inflight = f->refused[KV_INFLIGHT];
     r->refused_parent = f->refused[KV_PARENT];
     r->refused_quota = f->refused[KV_QUOTA];
-    r->refused = r->refused_full + r->refused_inflight + r->refused_parent + r->refused_quota;
+    r->refused_away = f->refused[KV_AWAY];
+    r->refused = r->refused_full + r->refused_inflight + r->refused_parent + r->refused_quota +
+                 r->refused_away;
 }
 
 static void stat_disk(const struct kv_service *s, Longhaul__Kv__V1__StatReply *r)
@@ -133,6 +135,8 @@ int kv_handle_stat(struct kv_call *c, struct lh_error *err)
     r->page_bytes = s->segment.page_bytes;
     r->used_bytes = (uint64_t)s->pages.used * s->segment.page_bytes;
     r->clients = s->clients;
+    r->resident_bytes = kv_segment_resident(&s->segment);
+    r->away = s->away;
     r->puts = n->puts;
     r->put_bytes = n->put_bytes;
     r->lookups = n->lookups;

@@ -14,7 +14,18 @@
 
 LH_LOG_COMPONENT("kvstored");
 
-enum { STOP, LISTEN, DISK, REMOTE, METRICS, FIRST_CLIENT, IDLE_MS = 1000, EXPIRE_MS = 100 };
+enum {
+    STOP,
+    LISTEN,
+    DISK,
+    REMOTE,
+    ARBITER,
+    METRICS,
+    FIRST_CLIENT,
+    IDLE_MS = 1000,
+    EXPIRE_MS = 100
+};
+enum { COPY_US = 200000 }; /* for what is being copied when the memory is to go */
 
 struct client {
     int fd;
@@ -30,6 +41,8 @@ struct server {
     struct ipc_listener listener;
     struct metrics_http *metrics; /* NULL = none */
     int64_t expire_at_ms;
+    struct kv_lent *lent;  /* NULL = the memory is nobody else's */
+    int64_t give_up_at_us; /* once the memory is to go */
 };
 
 static void remove_client(struct server *s, unsigned i)
@@ -146,13 +159,49 @@ static void expire(struct server *s)
     s->expire_at_ms = now_us / 1000 + EXPIRE_MS;
 }
 
+/* Ends what still holds on to the memory, and lets it go. */
+static void give_up(struct server *s)
+{
+    for (unsigned i = 0; i < s->n; i++)
+        kv_service_forget(s->service, &s->clients[i]->peer);
+    kv_service_give_up(s->service);
+    kv_lent_gave(s->lent);
+}
+
+/* Half of the time that arbiterd leaves is for writing, if anything is to be written. */
+static void follow_arbiter(struct server *s)
+{
+    int64_t now_us = lh_now_us(), deadline_us;
+
+    if (!s->lent)
+        return;
+    if (kv_lent_returned(s->lent))
+        kv_service_return(s->service);
+    if (!kv_lent_wants(s->lent, &deadline_us))
+        return;
+    if (!s->service->away) {
+        int64_t half_us = (deadline_us - now_us) / 2;
+        bool write = s->lent->keeps_late;
+        s->give_up_at_us = now_us + (write || half_us < COPY_US ? half_us : COPY_US);
+        kv_service_leave(s->service, write);
+    }
+    if (kv_service_is_quiet(s->service) || now_us >= s->give_up_at_us)
+        give_up(s);
+}
+
 static int timeout_of(const struct server *s, bool work)
 {
+    int64_t deadline_us;
+
     if (work)
         return 0;
+    if (s->lent && kv_lent_wants(s->lent, &deadline_us))
+        return lh_ms_left(s->give_up_at_us / 1000 + 1);
     for (unsigned i = 0; i < s->n; i++)
         if (s->clients[i]->peer.n_grants || s->clients[i]->waiting)
             return EXPIRE_MS;
+    if (s->service->disk.paced_us > lh_now_us()) /* something may wait for its turn */
+        return EXPIRE_MS;
     return s->service->disk.n_stale ? KV_DISK_FLUSH_MS : IDLE_MS;
 }
 
@@ -175,7 +224,7 @@ static void clear(int event_fd)
     uint64_t count;
 
     if (read(event_fd, &count, sizeof count) < 0 && errno != EAGAIN)
-        lh_warn("tier-event", "errno=%d", errno);
+        lh_warn("event", "errno=%d", errno);
 }
 
 static int loop(struct server *s, struct lh_error *err)
@@ -192,12 +241,15 @@ static int loop(struct server *s, struct lh_error *err)
         if (s->polls[LISTEN].revents)
             accept_clients(s);
         expire(s);
-        for (int tier = DISK; tier <= REMOTE; tier++)
-            if (s->polls[tier].revents)
-                clear(s->polls[tier].fd);
+        for (int other = DISK; other <= ARBITER; other++)
+            if (s->polls[other].revents)
+                clear(s->polls[other].fd);
         if (s->metrics)
             metrics_step(s->metrics);
         work = kv_service_work(s->service);
+        follow_arbiter(s);
+        if (s->lent && kv_lent_lost(s->lent))
+            return lh_fail(err, LH_UNAVAILABLE, "arbiterd is gone, and the memory with it");
         serve_waiting(s);
     }
 }
@@ -242,6 +294,8 @@ int kv_server_run(struct kv_service *service, const struct kv_server_options *o,
     s->polls[STOP] = (struct pollfd){.fd = o->stop_fd, .events = POLLIN};
     s->polls[DISK] = (struct pollfd){.fd = service->disk.event_fd, .events = POLLIN};
     s->polls[REMOTE] = (struct pollfd){.fd = service->remote.event_fd, .events = POLLIN};
+    s->polls[ARBITER] = (struct pollfd){.fd = o->lent ? o->lent->bell_fd : -1, .events = POLLIN};
+    s->lent = o->lent;
     s->listener.fd = o->listen_fd;
     int r = start_metrics(s, o->metrics, err);
     if (r == 0)

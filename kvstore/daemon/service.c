@@ -34,6 +34,7 @@ static int open_disk(struct kv_service *s, const struct kv_service_options *o, s
     if (r == LH_INVALID_ARGUMENT)
         return lh_fail(err, r, "%s", why.message);
     s->has_disk = r == 0;
+    s->disk.bytes_per_s = o->disk_bytes_per_s;
     if (r < 0)
         lh_warn("no-disk-tier", "%s", why.message);
     return 0;
@@ -94,7 +95,8 @@ int kv_service_init(struct kv_service *s, const struct kv_service_options *o, st
     if (!o->max_inflight_bytes)
         return lh_fail(err, LH_INVALID_ARGUMENT, "kvstore.max_inflight_bytes is 0");
     s->flow.limit = o->max_inflight_bytes;
-    int r = kv_segment_create(&s->segment, o->memory_bytes, err);
+    int r = o->memory_fd ? kv_segment_adopt(&s->segment, o->memory_fd, o->memory_bytes, err)
+                         : kv_segment_create(&s->segment, o->memory_bytes, err);
     if (r < 0)
         return r;
     r = kv_pages_init(&s->pages, (uint32_t)(s->segment.bytes / s->segment.page_bytes), err);
@@ -142,7 +144,8 @@ static void work_remote(struct kv_service *s, int64_t now_us)
         else
             kv_pull_ended(s, &op, now_us);
     kv_pull_work(s, now_us);
-    kv_push_work(s, now_us);
+    if (!s->away) /* it may need memory */
+        kv_push_work(s, now_us);
 }
 
 bool kv_service_work(struct kv_service *s)
@@ -154,6 +157,37 @@ bool kv_service_work(struct kv_service *s)
     if (s->has_remote)
         work_remote(s, lh_now_us());
     return more;
+}
+
+void kv_service_leave(struct kv_service *s, bool write)
+{
+    s->away = true;
+    s->exchange.all = write && s->has_disk;
+    kv_pull_abandon(&s->pulls);
+}
+
+bool kv_service_is_quiet(const struct kv_service *s)
+{
+    unsigned remote = s->remote.in_flight[KV_GATE_IN] + s->remote.in_flight[KV_GATE_OUT];
+
+    return !s->grants && !remote && !s->disk.in_flight && !(s->exchange.all && s->exchange.n);
+}
+
+void kv_service_give_up(struct kv_service *s)
+{
+    while (kv_root_reclaimable(&s->index))
+        kv_root_reclaim(&s->index, UINT32_MAX);
+    kv_index_lose_memory(&s->index);
+    if (s->has_disk)
+        kv_exchange_end_era(&s->exchange);
+    s->exchange.all = false;
+    lh_info("memory-gone", "used=%u objects=%llu", s->pages.used,
+            (unsigned long long)s->index.objects);
+}
+
+void kv_service_return(struct kv_service *s)
+{
+    s->away = false;
 }
 
 void *kv_reply_alloc(struct kv_reply *r, size_t n, size_t size)

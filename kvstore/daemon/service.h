@@ -75,6 +75,7 @@ struct kv_service {
     struct kv_pulls pulls;
     struct kv_push push;
     bool has_remote;
+    bool away; /* its memory is lent to somebody else: lookups miss, puts are refused */
     struct kv_flow flow;
     struct kv_counters count;
     struct kv_trails trails;
@@ -85,11 +86,12 @@ struct kv_service {
 
 struct kv_service_options {
     uint64_t memory_bytes, max_inflight_bytes;
-    const char *disk_path; /* NULL = no disk tier */
-    uint64_t disk_bytes;
-    struct kv_remote_options remote; /* location NULL = no remote tier */
-    const char *eviction;            /* name of a policy (index/policy.h); NULL = the default */
-    const char *quotas;              /* of tenants (daemon/quotas.c); NULL = none */
+    int memory_fd; /* a file of memory_bytes to use as the memory, duplicated; 0 = makes its own */
+    const char *disk_path;                 /* NULL = no disk tier */
+    uint64_t disk_bytes, disk_bytes_per_s; /* the latter 0 = as fast as it goes */
+    struct kv_remote_options remote;       /* location NULL = no remote tier */
+    const char *eviction; /* name of a policy (index/policy.h); NULL = the default */
+    const char *quotas;   /* of tenants (daemon/quotas.c); NULL = none */
 };
 
 /* A disk that has no room, or is in use, leaves the store with its memory alone, and a warning; a
@@ -128,6 +130,15 @@ void kv_reply_finish(struct kv_reply *r);
 void kv_service_forget(struct kv_service *s, struct kv_peer *peer);
 /* Ends grants past their deadline. */
 void kv_service_expire(struct kv_service *s, struct kv_peer *peer, int64_t now_us);
+/* The memory is about to go.  From now on nothing begins; with `write`, what is in memory alone is
+ * written to disk while there is time. */
+void kv_service_leave(struct kv_service *s, bool write);
+/* Nobody copies any more and nothing is being read or written. */
+bool kv_service_is_quiet(const struct kv_service *s);
+/* Gives up everything in memory; what is on disk stays.  All peers have been forgotten. */
+void kv_service_give_up(struct kv_service *s);
+/* The memory is back, empty. */
+void kv_service_return(struct kv_service *s);
 /* A bounded piece of background work, to be done whenever disk.event_fd or remote.event_fd is
  * readable and after requests; true while there is more to do at once. */
 bool kv_service_work(struct kv_service *s);

@@ -17,7 +17,7 @@
 #include <stdint.h>
 
 enum kv_direction { KV_LOAD, KV_SPILL, KV_DIRECTIONS };
-enum kv_refusal { KV_FULL, KV_INFLIGHT, KV_PARENT, KV_QUOTA, KV_REFUSALS };
+enum kv_refusal { KV_FULL, KV_INFLIGHT, KV_PARENT, KV_QUOTA, KV_AWAY, KV_REFUSALS };
 
 struct kv_lane {
     uint64_t in_flight;  /* bytes */

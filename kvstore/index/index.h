@@ -223,6 +223,9 @@ enum { KV_ANY_TENANT = -1 };
 bool kv_index_evict(struct kv_index *ix, int tenant);
 /* The same for the sake of memory: what is on disk too only leaves memory. */
 bool kv_index_evict_memory(struct kv_index *ix, int tenant);
+/* The memory's content is lost: what is on disk too goes on there, the rest is dropped, pinned or
+ * not. */
+void kv_index_lose_memory(struct kv_index *ix);
 /* Puts a visible node where it belongs after its pins, children or state changed; drops tails. */
 void kv_index_settle(struct kv_index *ix, struct kv_node *n);
 /* The same for memory alone. */

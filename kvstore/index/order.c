@@ -241,3 +241,14 @@ bool kv_index_evict_memory(struct kv_index *ix, int tenant)
         drop_leaf(ix, n);
     return true;
 }
+
+/* In the order of eviction first, so that of a chain as much stays as is on disk; what is left then
+ * is being written. */
+void kv_index_lose_memory(struct kv_index *ix)
+{
+    while (kv_index_evict_memory(ix, KV_ANY_TENANT))
+        ;
+    for (uint32_t i = 1; i < ix->touched && ix->pages[KV_MEMORY]->used; i++)
+        if (ix->nodes[i].phase == KV_VISIBLE && kv_node_in_memory(&ix->nodes[i]))
+            kv_node_drop(ix, &ix->nodes[i]);
+}

@@ -51,7 +51,8 @@ enum {
     KV_DISK_FLUSH_MS =
         50, /* a sector waits so long for others, for its neighbours may change too */
     KV_DISK_FLUSH_SECTORS = 64,
-    KV_DISK_GAP = 8, /* sectors between two that have changed, written along with them */
+    KV_DISK_BURST_US = 100000, /* of its pace that may be used ahead of time */
+    KV_DISK_GAP = 8,           /* sectors between two that have changed, written along with them */
 };
 
 /* As they lie in the file, in this machine's byte order: the file never leaves the machine. */
@@ -87,6 +88,7 @@ struct kv_io {
     uint32_t page; /* first of its extent on disk */
     uint32_t memory_page;
     uint32_t bytes; /* of the object */
+    uint32_t era;   /* of the memory (exchange.h) */
     uint8_t part;
 };
 
@@ -124,6 +126,8 @@ struct kv_disk {
     bool run_busy[KV_DISK_RUNS];
     unsigned in_flight, of_kind[KV_IO_KINDS]; /* requests */
     int64_t paused_until_us;                  /* no writes before */
+    uint64_t bytes_per_s;                     /* its pace; 0 = as fast as it goes */
+    int64_t paced_us;                         /* when what has begun is over at that pace */
     bool recovered;                           /* the file was there and fits */
     bool stalled;
     uint64_t read_errors, write_errors, stalls, asked[KV_IO_KINDS]; /* asked: requests so far */
@@ -134,8 +138,8 @@ struct kv_disk {
 int kv_disk_open(struct kv_disk *d, const char *path, uint64_t bytes, struct lh_error *err);
 void kv_disk_close(struct kv_disk *d);
 
-/* True when another request of this kind may begin: not stalled, one is free, and for writes not
- * paused. */
+/* True when another request of this kind may begin: not stalled, inside its pace, one is free, and
+ * for writes not paused. */
 bool kv_disk_ready(struct kv_disk *d, enum kv_io_kind kind, int64_t now_us);
 /* Begins a load into or a store from `buffer`, which is aligned to KV_SECTOR and has room for the
  * object's bytes rounded up to sectors.  Only after kv_disk_ready(); handed to the device by

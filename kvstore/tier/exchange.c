@@ -46,7 +46,8 @@ static void begin(struct kv_exchange *x, enum kv_io_kind kind, struct kv_node *n
                        .part = part,
                        .page = page,
                        .memory_page = memory_page,
-                       .bytes = bytes_of(kv_root_of(x->index, n), part)};
+                       .bytes = bytes_of(kv_root_of(x->index, n), part),
+                       .era = x->era};
 
     kv_node_pin(x->index, n);
     kv_node_hold(x->index, n);
@@ -140,7 +141,7 @@ static bool memory_is_short(const struct kv_exchange *x)
 {
     const struct kv_pages *memory = x->index->pages[KV_MEMORY];
 
-    return (uint64_t)memory->used * WRITE_BACK_SHARE > memory->n;
+    return x->all || (uint64_t)memory->used * WRITE_BACK_SHARE > memory->n;
 }
 
 static void write_back(struct kv_exchange *x, int64_t now_us)
@@ -242,7 +243,7 @@ static void end_load(struct kv_exchange *x, const struct kv_io *io, struct kv_no
     struct kv_object unused = {.at[KV_MEMORY] = io->memory_page + 1};
 
     n->loading &= (uint8_t) ~(1u << io->part);
-    if (!done || n->phase != KV_VISIBLE) {
+    if (!done || io->era != x->era || n->phase != KV_VISIBLE) {
         kv_object_free(x->index, root, io->part, &unused, KV_MEMORY);
         if (n->phase == KV_VISIBLE && !root->retired)
             kv_node_drop(x->index, n);
@@ -252,6 +253,11 @@ static void end_load(struct kv_exchange *x, const struct kv_io *io, struct kv_no
     kv_node_place(x->index, n, io->part, KV_MEMORY, io->memory_page);
     x->loaded++;
     x->loaded_bytes += bytes_of(root, io->part);
+}
+
+void kv_exchange_end_era(struct kv_exchange *x)
+{
+    x->era++;
 }
 
 void kv_exchange_work(struct kv_exchange *x, int64_t now_us)

@@ -24,6 +24,8 @@ struct kv_exchange {
     uint32_t memory_page_bytes;
     kv_ref *queue; /* a ring of index->max_nodes + 1 */
     uint32_t head, n;
+    uint32_t era;     /* of the memory: one ends whenever it is emptied */
+    bool all;         /* everything is written, however little of the memory is in use */
     uint64_t storing; /* pages of memory that are being written */
     uint64_t stored, stored_bytes, loaded, loaded_bytes; /* objects that the device has done */
     uint64_t skipped; /* offered, but dead, dropped or superseded before their turn */
@@ -43,6 +45,8 @@ enum kv_fetch kv_exchange_load(struct kv_exchange *x, struct kv_node *hit, uint3
 /* True when everything of units from..hit is in memory. */
 bool kv_exchange_is_loaded(const struct kv_index *ix, const struct kv_node *hit, uint32_t from);
 
+/* The memory has been emptied: what is being read into it is lost when it has come. */
+void kv_exchange_end_era(struct kv_exchange *x);
 /* Takes what has ended; begins what may begin. */
 void kv_exchange_work(struct kv_exchange *x, int64_t now_us);
 

@@ -53,8 +53,16 @@ bool kv_disk_ready(struct kv_disk *d, enum kv_io_kind kind, int64_t now_us)
     static const unsigned most[] = {
         [KV_IO_LOAD] = KV_DISK_IOS, [KV_IO_STORE] = KV_DISK_STORES, [KV_IO_SECTORS] = KV_DISK_RUNS};
 
-    return !d->stalled && d->in_flight < KV_DISK_IOS && d->of_kind[kind] < most[kind] &&
-           !(kind != KV_IO_LOAD && now_us < d->paused_until_us);
+    return !d->stalled && d->paced_us <= now_us + KV_DISK_BURST_US && d->in_flight < KV_DISK_IOS &&
+           d->of_kind[kind] < most[kind] && !(kind != KV_IO_LOAD && now_us < d->paused_until_us);
+}
+
+static void pace(struct kv_disk *d, uint64_t bytes, int64_t now_us)
+{
+    if (!d->bytes_per_s)
+        return;
+    d->paced_us = d->paced_us > now_us ? d->paced_us : now_us;
+    d->paced_us += (int64_t)((double)bytes / (double)d->bytes_per_s * 1e6);
 }
 
 /* The ring has an entry for every request. */
@@ -140,6 +148,7 @@ void kv_disk_begin(struct kv_disk *d, enum kv_io_kind kind, struct kv_io io, voi
         prepend(r, buffer, bytes);
     r->bytes += bytes;
     r->objects[r->n++] = io;
+    pace(d, bytes, now_us);
 }
 
 void kv_disk_begin_run(struct kv_disk *d, uint32_t sector, uint32_t n, uint32_t run, int64_t now_us)
@@ -150,6 +159,7 @@ void kv_disk_begin_run(struct kv_disk *d, uint32_t sector, uint32_t n, uint32_t 
     r->run = run;
     r->n = n;
     r->bytes = (uint64_t)n * KV_SECTOR;
+    pace(d, r->bytes, now_us);
     append(r, d->run_buffers + (size_t)run * KV_DISK_RUN * KV_SECTOR, r->bytes);
 }
 

@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "proto/cleanup.h"
@@ -59,6 +60,25 @@ int kv_segment_create(struct kv_segment *s, uint64_t bytes, struct lh_error *err
     *s = (struct kv_segment){
         .fd = lh_steal_fd(&fd), .huge = huge, .bytes = bytes, .page_bytes = page};
     return 0;
+}
+
+int kv_segment_adopt(struct kv_segment *s, int fd, uint64_t bytes, struct lh_error *err)
+{
+    uint32_t page = page_bytes_for(bytes);
+
+    if (bytes < KV_SEGMENT_MIN)
+        return lh_fail(err, LH_INVALID_ARGUMENT, "kvstore.memory_bytes is %llu; the least is %d",
+                       (unsigned long long)bytes, KV_SEGMENT_MIN);
+    *s = (struct kv_segment){
+        .fd = fcntl(fd, F_DUPFD_CLOEXEC, 0), .bytes = bytes - bytes % page, .page_bytes = page};
+    return s->fd < 0 ? lh_fail_errno(err, errno, "shared memory") : 0;
+}
+
+uint64_t kv_segment_resident(const struct kv_segment *s)
+{
+    struct stat st;
+
+    return fstat(s->fd, &st) == 0 ? (uint64_t)st.st_blocks * 512 : 0;
 }
 
 void kv_segment_finish(struct kv_segment *s)

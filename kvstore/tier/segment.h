@@ -20,6 +20,11 @@ enum { KV_PAGE_MIN = 4096, KV_MAX_PAGES = 1 << 20, KV_SEGMENT_MIN = 1 << 20 };
 /* INVALID_ARGUMENT below KV_SEGMENT_MIN bytes.  Sealed, so that no client can shrink it under the
  * others' feet.  Taken from the host page by page as it is first written. */
 int kv_segment_create(struct kv_segment *s, uint64_t bytes, struct lh_error *err);
+/* The same over a file of that size which somebody else has made; another descriptor of it is kept.
+ */
+int kv_segment_adopt(struct kv_segment *s, int fd, uint64_t bytes, struct lh_error *err);
+/* Bytes that the host has given for it so far. */
+uint64_t kv_segment_resident(const struct kv_segment *s);
 void kv_segment_finish(struct kv_segment *s);
 
 #endif

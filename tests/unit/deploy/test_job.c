@@ -77,6 +77,7 @@ Test(job, bad_files_are_refused_with_file_line_and_field)
         {"name: test", "name: test\ncontrol: maybe",
          "job.yaml:2: control: 'maybe' is none of none|"},
         {"name: test", "name: Test", "name may have a-z"},
+        {"name: test", "name: test\nkvstore: {disk_bytes_per_s: 1MiB}", "of a disk tier"},
         {"name: test", "name: test\nbackend: cuda", "backend must be cpu"},
         {"name: test", "x: {", "job.yaml:"},
         {"  train_prefix: a/", "  train_prefix: a/\n  eval_prefix: a/", "would train on"},

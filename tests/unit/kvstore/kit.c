@@ -24,14 +24,17 @@ extern char **environ;
 typedef Longhaul__Job__V1__KvStore KvStore;
 static const KvStore NOTHING = LONGHAUL__JOB__V1__KV_STORE__INIT;
 
-static void write_job(const char *dir, KvStore *kv)
+static void write_job(const char *dir, KvStore *kv, bool carry)
 {
     Longhaul__Job__V1__Job job = LONGHAUL__JOB__V1__JOB__INIT;
+    Longhaul__Job__V1__Rollout rollout = LONGHAUL__JOB__V1__ROLLOUT__INIT;
     lh_autofree char *path = lh_format("%s/job.pb", dir);
     size_t len;
 
     job.format = 1;
     job.kvstore = kv;
+    job.rollout = &rollout;
+    rollout.carry = carry;
     lh_autofree uint8_t *data = lh_pack(&job.base, &len, NULL);
     cr_assert(eq(int, lh_write_file(path, data, len, 0600, NULL), 0));
 }
@@ -52,13 +55,28 @@ void daemon_restart(struct daemon *d)
     close(fd);
 }
 
-static void start(struct daemon *d, KvStore kv)
+static void prepare(struct daemon *d, KvStore kv, bool carry)
 {
     strcpy(d->dir, "/tmp/kvstore-test-XXXXXX");
     cr_assert(mkdtemp(d->dir) != NULL);
     snprintf(d->socket, sizeof d->socket, "%s/run/kv.sock", d->dir);
     snprintf(d->log, sizeof d->log, "%s%s", *kv.metrics ? d->dir : "", *kv.metrics ? "/log" : "");
-    write_job(d->dir, &kv);
+    write_job(d->dir, &kv, carry);
+}
+
+void daemon_prepare(struct daemon *d, uint64_t memory, uint64_t disk, bool carry)
+{
+    KvStore kv = NOTHING;
+
+    kv.memory_bytes = memory;
+    kv.max_inflight_bytes = 64 << 20;
+    kv.disk_bytes = disk;
+    prepare(d, kv, carry);
+}
+
+static void start(struct daemon *d, KvStore kv)
+{
+    prepare(d, kv, false);
     daemon_restart(d);
 }
 

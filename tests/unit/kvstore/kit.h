@@ -30,6 +30,8 @@ void daemon_start_remote(struct daemon *d, uint64_t memory, uint64_t disk, const
 Longhaul__Kv__V1__StatReply stat_of(const struct daemon *d);
 /* The same with quotas, and metrics at a port that its log names. */
 void daemon_start_watched(struct daemon *d, uint64_t memory, const char *quotas);
+/* The directory and the job alone; daemon_restart() then starts it. */
+void daemon_prepare(struct daemon *d, uint64_t memory, uint64_t disk, bool carry);
 void daemon_kill(struct daemon *d);    /* SIGKILL, reaped */
 void daemon_restart(struct daemon *d); /* after daemon_kill() */
 void daemon_stop(struct daemon *d);    /* SIGTERM, must exit 0; removes the directory */

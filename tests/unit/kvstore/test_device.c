@@ -332,3 +332,22 @@ Test(device, one_that_does_not_answer_delays_nobody_beyond_the_deadline, .timeou
     check_served(&f);
     end(&f);
 }
+
+/* Whatever the machine does: in the time that has passed, no more than the pace allows. */
+Test(device, keeps_to_its_pace)
+{
+    const double pace = 4 << 20;
+    struct device f;
+
+    begin(&f);
+    f.d.service.disk.bytes_per_s = (uint64_t)pace;
+    int64_t began = lh_now_us();
+    for (int s = 0; s < SEQUENCES; s++) {
+        cr_assert(direct_store(&f.d, &f.root, f.chains[s], 0, UNITS));
+        direct_settle(&f.d, 20);
+    }
+    double seconds = (double)(lh_now_us() - began + KV_DISK_BURST_US) / 1e6;
+    cr_assert(gt(u64, f.d.service.exchange.stored_bytes, 0));
+    cr_assert(le(dbl, (double)f.d.service.exchange.stored_bytes, seconds * pace + PAGE));
+    end(&f);
+}
