@@ -1,12 +1,14 @@
-/* The end of a job: what each evaluation found, and how the reward grew. */
+/* The end of a job: how the reward grew, what the throttle did, what each evaluation found. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "deploy/metrics.h"
+#include "deploy/plot.h"
 #include "deploy/progress.h"
+#include "deploy/report_flow.h"
 
-enum { EVALS = 16, WIDTH = 60, HEIGHT = 8, STEPS = 1 << 16 };
+enum { EVALS = 16, HEIGHT = 8, STEPS = 1 << 16 };
 
 struct report {
     json_t *evals[EVALS]; /* last one of each name */
@@ -14,6 +16,7 @@ struct report {
     double *rewards; /* [STEPS], by order of steps */
     size_t n_steps;
     double worst_gap;
+    struct report_flow flow;
 };
 
 static void keep_eval(struct report *r, json_t *line)
@@ -39,6 +42,7 @@ static void collect(void *ctx, json_t *line)
 
     if (!strcmp(kind, "eval"))
         keep_eval(r, line);
+    report_flow_collect(&r->flow, line);
     if (strcmp(kind, "step") || r->n_steps == STEPS)
         return;
     r->rewards[r->n_steps++] = metrics_number(line, "reward_mean", 0);
@@ -83,29 +87,21 @@ static void print_evals(const struct report *r)
     putchar('\n');
 }
 
-/* Columns are means of equal spans of steps; the axis runs from 0 to the largest of them. */
+/* Columns are means of equal spans of steps. */
 static void print_curve(const struct report *r)
 {
-    size_t columns = r->n_steps < WIDTH ? r->n_steps : WIDTH;
-    double mean[WIDTH] = {0}, top = 0;
+    size_t columns = r->n_steps < PLOT_WIDTH ? r->n_steps : PLOT_WIDTH;
+    double mean[PLOT_WIDTH] = {0};
+    char title[80], unit[32];
 
     for (size_t c = 0; c < columns; c++) {
         size_t from = c * r->n_steps / columns, to = (c + 1) * r->n_steps / columns;
         for (size_t i = from; i < to; i++)
             mean[c] += r->rewards[i] / (double)(to - from);
-        top = mean[c] > top ? mean[c] : top;
     }
-    printf("\nreward by step (largest log-probability gap %g)\n", r->worst_gap);
-    for (int row = HEIGHT; row > 0; row--) {
-        printf("%6.2f |", top * row / HEIGHT);
-        for (size_t c = 0; c < columns; c++)
-            putchar(top > 0 && mean[c] >= top * (row - 0.5) / HEIGHT ? '#' : ' ');
-        putchar('\n');
-    }
-    printf("%6s +", "0");
-    for (size_t c = 0; c < columns; c++)
-        putchar('-');
-    printf(" %zu steps\n", r->n_steps);
+    snprintf(title, sizeof title, "reward by step (largest log-probability gap %g)", r->worst_gap);
+    snprintf(unit, sizeof unit, "%zu steps", r->n_steps);
+    plot_print(title, mean, columns, HEIGHT, unit);
 }
 
 void report_print(const char *job_dir)
@@ -118,8 +114,10 @@ void report_print(const char *job_dir)
     metrics_read(job_dir, &offset, collect, &r);
     if (r.n_steps)
         print_curve(&r);
+    report_flow_print(&r.flow);
     print_evals(&r);
     for (size_t i = 0; i < r.n_evals; i++)
         json_decref(r.evals[i]);
+    report_flow_finish(&r.flow);
     free(r.rewards);
 }

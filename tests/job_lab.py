@@ -22,7 +22,7 @@ tasks:
   image_name: quickstart
 rollout: {{workers: 2, max_running: 16, kv_budget_bytes: {kv_budget}, context_tokens: 160, turn_tokens: 30,
           total_tokens: 60, turns: 2}}
-kvstore: {{memory_bytes: 16MiB}}
+kvstore: {{{kvstore}}}
 warm_start: {{steps: 8, batch_sequences: 12, demonstrations: 12, learning_rate: 0.003}}
 train: {{steps: 4, groups: 3, group_size: 4, checkpoint_every: 2}}
 eval: {{episodes: 6}}
@@ -47,14 +47,14 @@ class Lab:
         with open(self.work / "tasks.pb", "wb") as f:
             subprocess.run([self.bin / "quickstart-tasks", "--train", "12", "--eval", "6"], stdout=f, check=True)
 
-    def job_file(self, name="job.yaml", kv_budget="4MiB", more=""):
+    def job_file(self, name="job.yaml", kv_budget="4MiB", kvstore="memory_bytes: 16MiB", more=""):
         path = self.work / name
-        path.write_text(JOB.format(source=self.source, work=self.work, kv_budget=kv_budget) + more)
+        path.write_text(JOB.format(source=self.source, work=self.work, kv_budget=kv_budget, kvstore=kvstore) + more)
         return path
 
-    def longhaul(self, *args):
+    def longhaul(self, *args, timeout=180):
         """Runs a command to its end; returns status and output."""
-        done = subprocess.run([self.bin / "longhaul", *args], capture_output=True, text=True, timeout=180)
+        done = subprocess.run([self.bin / "longhaul", *args], capture_output=True, text=True, timeout=timeout)
         return done.returncode, done.stdout + done.stderr
 
     def report(self, name, error):

@@ -55,12 +55,13 @@ static void look(struct scheduler *s)
     if (dt < LOOK_EVERY_MS)
         return;
     struct engine_stats st = engine_stats(s->engine);
+    s->load_wait_ms = engine_load_wait_ms(s->engine);
     struct window_signals signals = {
         .active = st.running,
         .queued = st.waiting,
         .preemptions = st.preemptions,
         .forecast = (double)st.horizon_bytes / (double)st.budget_bytes,
-        .load_wait_ms = engine_load_wait_ms(s->engine),
+        .load_wait_ms = s->load_wait_ms,
     };
     measure_period(s, &st, dt);
     enum kv_decision why = window_update(&s->window, &signals, (int64_t)s->period_ms, now);

@@ -14,6 +14,7 @@ struct scheduler {
     double period_ms; /* about one turn, smoothed */
     uint64_t turns;   /* at the last look */
     int64_t looked_ms;
+    double load_wait_ms; /* then */
 };
 
 void scheduler_init(struct scheduler *s, struct engine *engine, unsigned max_running);

@@ -382,6 +382,7 @@ static void fill_heartbeat(const struct worker *w, Longhaul__Experience__V1__Hea
     b->store_hits = s.store_hits;
     b->preemptions = s.preemptions;
     b->window = window_size(&w->scheduler.window);
+    b->load_wait_ms = (float)w->scheduler.load_wait_ms;
     version->step = v->step;
     version->id = (ProtobufCBinaryData){sizeof v->id, (uint8_t *)v->id};
     b->version = version;

@@ -16,7 +16,8 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 import job_lab
 
 lab = job_lab.Lab(sys.argv[1], sys.argv[2], "lh-jobs-")
-QUARTER = "240KiB"  # six at a time need four times as much: five pages and two states of two pages each
+TENTH = "240KiB"  # sixteen at a time need ten times as much: five pages and two states of two pages each
+SLOW_DISK = "memory_bytes: 1MiB, disk_bytes: 64MiB, disk_bytes_per_s: 1MiB"
 
 
 def run(name, *options, **job_options):
@@ -119,8 +120,8 @@ if error:
 reference = job_lab.fingerprint(first)
 lab.report("the same job again: the same bytes", same(*run("again")))
 lab.report("control with shuffled rewards", run("control", "--control", "shuffle-rewards")[1])
-job, error = run("quarter", kv_budget=QUARTER)
-lab.report("a quarter of the KV memory: spilled, loaded, the same bytes", same(job, error) or kv_fault(job))
+job, error = run("tenth", kv_budget=TENTH, kvstore=SLOW_DISK)
+lab.report("a tenth of the KV memory, a slow disk under the store: spilled, loaded, the same bytes", same(job, error) or kv_fault(job))
 job, error = start_and_stop("victim")
 lab.report("a socket in use", error or socket_in_use(job))
 lab.report("a job of another version", other_version(job))

@@ -128,7 +128,10 @@ int intake_with_ledger(struct intake *in, intake_ledger_fn *fn, void *ctx, struc
 /* ---- watching ---- */
 
 struct intake_stats {
-    uint32_t workers, running, waiting, in_tool, spilled;                            /* now */
+    uint32_t workers, running, waiting, in_tool, spilled; /* now */
+    uint32_t window;                                      /* the sum of theirs */
+    uint64_t kv_used_bytes, kv_budget_bytes;
+    float load_wait_ms; /* the longest of theirs */
     uint64_t tokens_decoded, spilled_bytes, loaded_bytes, store_lookups, store_hits; /* counters */
     uint64_t hibernated, hibernations_failed; /* sandboxes, while the model thought */
     uint64_t committed;                       /* turns and ends of trajectories, by this process */

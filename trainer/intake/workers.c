@@ -121,6 +121,10 @@ void intake_heartbeat(struct worker *w, const Longhaul__Experience__V1__Heartbea
         .waiting = h->waiting,
         .in_tool = h->in_tool,
         .spilled = h->spilled,
+        .window = h->window,
+        .kv_used_bytes = h->kv_used_bytes,
+        .kv_budget_bytes = h->kv_budget_bytes,
+        .load_wait_ms = h->load_wait_ms,
         .tokens_decoded = h->tokens_decoded,
         .spilled_bytes = h->spilled_bytes,
         .loaded_bytes = h->loaded_bytes,
@@ -193,5 +197,10 @@ void intake_stats(struct intake *in, struct intake_stats *out)
         out->waiting += w->last.waiting;
         out->in_tool += w->last.in_tool;
         out->spilled += w->last.spilled;
+        out->window += w->last.window;
+        out->kv_used_bytes += w->last.kv_used_bytes;
+        out->kv_budget_bytes += w->last.kv_budget_bytes;
+        if (w->last.load_wait_ms > out->load_wait_ms)
+            out->load_wait_ms = w->last.load_wait_ms;
     }
 }

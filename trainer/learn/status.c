@@ -29,6 +29,24 @@ static json_t *snapshot(struct trainer *t, const struct intake_stats *s, double 
                      (json_int_t)s->spilled, "memory", memory_owner(t), "eta_s", left * p->step_s);
 }
 
+static bool flows_alike(const struct intake_stats *a, const struct intake_stats *b)
+{
+    return a->window == b->window && a->kv_used_bytes == b->kv_used_bytes &&
+           (int)a->load_wait_ms == (int)b->load_wait_ms;
+}
+
+/* What the throttle does, for the plot in the report; a line only when something has changed. */
+static void note_flow(struct trainer *t, const struct intake_stats *s)
+{
+    json_t *line = json_pack("{ss sI sI sI sI sf}", "kind", "flow", "window", (json_int_t)s->window,
+                             "running", (json_int_t)s->running, "kv_used_bytes",
+                             (json_int_t)s->kv_used_bytes, "kv_budget_bytes",
+                             (json_int_t)s->kv_budget_bytes, "load_wait_ms", s->load_wait_ms);
+
+    if (line)
+        metrics_write(t->metrics, line);
+}
+
 static void *serve(void *arg)
 {
     struct trainer *t = arg;
@@ -46,6 +64,8 @@ static void *serve(void *arg)
         json_t *status = snapshot(t, &now, tokens * 1000 / (double)passed);
         if (status)
             metrics_status(t->job_dir, status);
+        if (!flows_alike(&now, &before))
+            note_flow(t, &now);
         before = now;
         at += passed;
     }

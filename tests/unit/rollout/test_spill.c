@@ -116,7 +116,25 @@ static void *hold_back(void *daemon)
     return NULL;
 }
 
-Test(spill, a_tenth_of_the_memory_and_a_slow_store_contract_the_window)
+/* Short conversations, one after the other, until the window is wide again. */
+static void crowd_of_short_ones(struct rig *r)
+{
+    static struct talk t[CROWD];
+    int64_t deadline = lh_now_ms() + 30000;
+
+    for (uint64_t n = 0; window_size(&r->scheduler.window) < RIG_RUNNING; n++) {
+        cr_assert(lh_ms_left(deadline) > 0, "the window stays at %u",
+                  window_size(&r->scheduler.window));
+        for (int i = 0; i < CROWD; i++)
+            talk_init(&t[i], 1000 + n, 8, n * CROWD + (uint64_t)i, 2);
+        talk_play(r, t, CROWD, 6);
+        talk_close(r, t, CROWD);
+        for (int i = 0; i < CROWD; i++)
+            talk_finish(&t[i]);
+    }
+}
+
+Test(spill, a_tenth_of_the_memory_and_a_slow_store_contract_the_window_until_there_is_room)
 {
     static struct talk ample[CROWD], scarce[CROWD];
     struct rig r;
@@ -147,6 +165,7 @@ Test(spill, a_tenth_of_the_memory_and_a_slow_store_contract_the_window)
     for (int i = 0; i < CROWD; i++)
         cr_assert(talk_equal(&ample[i], &scarce[i]), "trajectory %d", i);
     talk_close(&r, scarce, CROWD);
+    crowd_of_short_ones(&r);
     rig_finish(&r);
     kv_client_destroy(c);
     daemon_stop(&d);
