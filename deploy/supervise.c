@@ -295,10 +295,12 @@ int supervisor_start_daemons(struct supervisor *s, struct lh_error *err)
     setenv("AGENTENV_SOCKET", socket, 1);
     for (size_t i = 0; i < LH_ARRAY_SIZE(daemons); i++) {
         int r = add_and_start(s, daemons[i].name, daemons[i].name, daemons[i].args, err);
+        if (r == 0 && i == 0) /* kvstored borrows its memory from it */
+            r = wait_ready(s, &s->processes[i], daemons[i].socket, err);
         if (r < 0)
             return r;
     }
-    for (size_t i = 0; i < LH_ARRAY_SIZE(daemons); i++) {
+    for (size_t i = 1; i < LH_ARRAY_SIZE(daemons); i++) {
         int r = wait_ready(s, &s->processes[i], daemons[i].socket, err);
         if (r < 0)
             return r;

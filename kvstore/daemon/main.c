@@ -108,7 +108,8 @@ static int serve(const Longhaul__Job__V1__KvStore *options, const struct paths *
     return r;
 }
 
-/* In a job the memory is arbiterd's; by itself kvstored takes its own. */
+/* In a job, where arbiterd is there first, the memory is arbiterd's; by itself kvstored takes its
+ * own. */
 static int serve_with_memory(const Longhaul__Job__V1__Job *job, const struct paths *p, int stop_fd,
                              struct lh_error *err)
 {
@@ -116,7 +117,7 @@ static int serve_with_memory(const Longhaul__Job__V1__Job *job, const struct pat
     lh_autoclose int memory_fd = -1;
     struct kv_lent lent;
 
-    if (!getenv(LH_SUPERVISED) && access(p->arbiter, F_OK) < 0)
+    if (access(p->arbiter, F_OK) < 0)
         return serve(job->kvstore, p, NULL, 0, stop_fd, err);
     int r = kv_lent_open(&lent, p->arbiter, job->kvstore->memory_bytes, carry, &memory_fd, err);
     if (r < 0)

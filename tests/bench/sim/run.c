@@ -123,9 +123,11 @@ static int by_value(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
+/* Two means, because a storm costs everybody one wait: who has few turns waits long a turn, who has
+ * many waits long in all.  Unfair is what is far above both. */
 static void measure_waits(struct engine *e, struct sim_result *r)
 {
-    double sum = 0, squares = 0, worst = 0;
+    double sum = 0, squares = 0, worst = 0, total = 0;
 
     qsort(e->waits, e->turns, sizeof *e->waits, by_value);
     r->wait_p50_s = e->waits[e->turns / 2];
@@ -135,6 +137,11 @@ static void measure_waits(struct engine *e, struct sim_result *r)
         sum += w;
         squares += w * w;
         worst = w > worst ? w : worst;
+        total += e->sequences[i].waited_s;
+    }
+    for (unsigned i = 0; i < e->n && sum > 0; i++) {
+        double in_all = e->sequences[i].waited_s, a_turn = in_all / e->sequences[i].t->n_turns;
+        r->worst_of_both = fmax(r->worst_of_both, fmin(in_all * e->n / total, a_turn * e->n / sum));
     }
     r->mean_wait_s = sum / e->n;
     r->worst_wait = sum > 0 ? worst * e->n / sum : 1;

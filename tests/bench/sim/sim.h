@@ -109,8 +109,9 @@ struct sim_result {
     double finish_s;
     double hit, ideal; /* shares of the known prefix tokens: found; ever computed */
     double wait_p50_s, wait_p99_s, mean_wait_s; /* for the prefix, of a turn */
-    double worst_wait;                          /* of a trajectory, over the mean of all */
-    double jain;                                /* of the trajectories' waits */
+    double worst_wait;                          /* of a trajectory, a turn, over the mean of all */
+    double worst_of_both; /* the same, but by whichever is less: a turn, or in all */
+    double jain;          /* of the trajectories' waits */
     uint64_t preemptions, turns;
     double written_per_token;
     uint64_t staging_peak, wrong_bytes;

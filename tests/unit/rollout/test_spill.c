@@ -122,7 +122,7 @@ static void crowd_of_short_ones(struct rig *r)
     static struct talk t[CROWD];
     int64_t deadline = lh_now_ms() + 30000;
 
-    for (uint64_t n = 0; window_size(&r->scheduler.window) < RIG_RUNNING; n++) {
+    for (uint64_t n = 0; window_size(&r->scheduler.window) < RIG_RUNNING * 3 / 4; n++) {
         cr_assert(lh_ms_left(deadline) > 0, "the window stays at %u",
                   window_size(&r->scheduler.window));
         for (int i = 0; i < CROWD; i++)
