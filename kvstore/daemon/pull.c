@@ -155,7 +155,8 @@ static void take_found(struct kv_service *s, struct kv_pull *p, const struct kv_
 {
     uint32_t found = op->search.found;
 
-    if (op->status < 0 || !found || p->first + found <= p->at_least || p->grant.root->retired)
+    if (p->failed || op->status < 0 || !found || p->first + found <= p->at_least ||
+        p->grant.root->retired)
         p->failed = true;
     else
         begin_loading(s, p, found, now_us);
