@@ -84,7 +84,8 @@ static void write_refusals(void *ctx, FILE *f, const char *name)
     } rows[] = {{"full", r->refused_full},
                 {"inflight", r->refused_inflight},
                 {"parent", r->refused_parent},
-                {"quota", r->refused_quota}};
+                {"quota", r->refused_quota},
+                {"away", r->refused_away}};
 
     for (size_t i = 0; i < LH_ARRAY_SIZE(rows); i++)
         fprintf(f, "%s{reason=\"%s\"} %" PRIu64 "\n", name, rows[i].reason, rows[i].n);
@@ -103,6 +104,8 @@ static void write_refusals(void *ctx, FILE *f, const char *name)
 static const struct metrics_family families[] = {
     GAUGE(capacity_bytes, "Size of the memory tier"),
     GAUGE(used_bytes, "Bytes of it that are granted"),
+    GAUGE(resident_bytes, "Memory that the host has given so far"),
+    GAUGE(away, "1 = the memory is lent to another phase"),
     GAUGE(objects, "Blocks and states that a lookup can find"),
     GAUGE(roots, "Policy versions that can be found"),
     GAUGE(clients, "Connections"),
