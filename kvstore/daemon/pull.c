@@ -133,12 +133,20 @@ static bool is_too_late(struct kv_service *s, const struct kv_pull *p, int64_t n
     return kv_remote_load_s(&s->remote, p->grant.bytes, now_us) > left_s;
 }
 
+/* Bytes that one pull may have: a share of the memory, or of what its tenant may have of it. */
+static uint64_t most_bytes(const struct kv_service *s, const struct kv_pull *p)
+{
+    uint64_t quota = s->index.tenants[p->grant.root->tenant].quota[KV_MEMORY];
+
+    return (quota ? quota * s->segment.page_bytes : s->segment.bytes) / MEMORY_SHARE;
+}
+
 static void begin_loading(struct kv_service *s, struct kv_pull *p, uint32_t found, int64_t now_us)
 {
     const struct kv_geometry *g = &p->grant.root->geometry;
 
     p->grant.bytes = (uint64_t)found * g->block_bytes + g->state_bytes;
-    bool big = p->grant.bytes > s->segment.bytes / MEMORY_SHARE;
+    bool big = p->grant.bytes > most_bytes(s, p);
     bool late = !big && is_too_late(s, p, now_us);
     bool room = !big && !late &&
                 kv_grant_pages(s, &p->grant, p->chain, found, p->first, g->state_bytes != 0);

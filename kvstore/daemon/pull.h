@@ -9,7 +9,8 @@
  *
  * It waits until its deadline at most; a pull that is late goes on without it, for whoever asks
  * next.  One that could not be there in time, by the rate that was measured, is not begun.  Lookups
- * of the same prefix share one.  A pull takes at most a half of the memory.
+ * of the same prefix share one.  A pull takes at most a half of the memory, or of its tenant's
+ * quota.
  *
  * Promotion on second touch: what was pulled for its first reader does not count as used and is not
  * written to the disk; the second reader makes it an object like any other. */

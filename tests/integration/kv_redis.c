@@ -169,15 +169,21 @@ static void start_on(struct daemon *d, const struct cluster *c, uint64_t disk)
 
 /* ---- tests ---- */
 
+static long keys_of(int port)
+{
+    redisReply *r = say(port, "DBSIZE");
+    long n = (long)r->integer;
+
+    freeReplyObject(r);
+    return n;
+}
+
 static long keys_in(const struct cluster *c)
 {
     long n = 0;
 
-    for (int i = 0; i < MASTERS; i++) {
-        redisReply *r = say(c->port[i], "DBSIZE");
-        n += (long)r->integer;
-        freeReplyObject(r);
-    }
+    for (int i = 0; i < MASTERS; i++)
+        n += keys_of(c->port[i]);
     return n;
 }
 
@@ -302,6 +308,17 @@ Test(kv_redis, slots_that_move_are_followed, .timeout = 180)
     cluster_stop(&c);
 }
 
+/* WAIT would wait for what its own connection has written. */
+static void wait_for_replica(const struct cluster *c)
+{
+    int64_t deadline = lh_now_ms() + ANSWER_MS;
+
+    while (keys_of(c->port[MASTERS]) < keys_of(c->port[0])) {
+        cr_assert(gt(int, lh_ms_left(deadline), 0), "the replica does not follow");
+        usleep(20000);
+    }
+}
+
 Test(kv_redis, a_node_that_is_killed_costs_misses_until_its_replica_has_taken_over, .timeout = 240)
 {
     struct cluster c = {0};
@@ -312,8 +329,7 @@ Test(kv_redis, a_node_that_is_killed_costs_misses_until_its_replica_has_taken_ov
     start_on(&d, &c, 0);
     lab_store(&d, true);
     unsigned whole = lab_read_anew(&d);
-    redisReply *offset = say(c.port[0], "WAIT 1 10000");
-    freeReplyObject(offset);
+    wait_for_replica(&c);
     lab_end(c.pid[0], SIGKILL);
     c.pid[0] = 0;
     lab_read(&d); /* whatever comes is right */
