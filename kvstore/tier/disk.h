@@ -113,7 +113,7 @@ struct kv_disk {
     struct kv_pages pages;
     uint32_t *owner; /* of every page: node << 1 | part of the object that begins there; 0 = none */
     uint64_t *stale, *writing; /* a bit for every sector of roots and slots */
-    uint32_t sectors, next_sector, n_stale;
+    uint32_t sectors, next_sector, sweep_end, n_stale;
     int64_t flush_at_us;
     struct io_uring ring;
     struct kv_request *requests; /* KV_DISK_IOS */

@@ -176,18 +176,35 @@ void kv_disk_run_ended(struct kv_disk *d, const struct kv_request *r)
     }
 }
 
-/* Goes on where it stopped, so that what changes all the time keeps nothing else from the disk. */
+/* One past the last sector that has to be written; 0 = none. */
+static uint32_t end_of_due(const struct kv_disk *d)
+{
+    for (uint32_t i = d->sectors / WORD + 1; i-- > 0;) {
+        uint64_t due = d->stale[i] & ~d->writing[i];
+        if (due)
+            return (i + 1) * WORD - (uint32_t)__builtin_clzll(due);
+    }
+    return 0;
+}
+
+/* In sweeps, upwards to what was the last one when the sweep began: neither what changes all the
+ * time nor what is new every time keeps anything else from the disk.  (Going on upwards for as long
+ * as there was something new left half-filled sectors behind, and a crash lost their chains.) */
 void kv_disk_flush(struct kv_disk *d, const struct kv_index *ix, int64_t now_us)
 {
     if (!is_due(d, now_us))
         return;
     while (kv_disk_ready(d, KV_IO_SECTORS, now_us)) {
         uint32_t at = next_due(d, d->next_sector);
-        if (at == d->sectors && (at = next_due(d, 0)) == d->sectors) {
+        if (at >= d->sweep_end) {
+            d->sweep_end = end_of_due(d);
+            at = next_due(d, 0);
+        }
+        if (at == d->sectors) {
             d->flush_at_us = 0;
             return;
         }
         write_run(d, ix, at, now_us);
-        d->next_sector = (at + 1) % d->sectors;
+        d->next_sector = at + 1;
     }
 }
