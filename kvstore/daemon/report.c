@@ -107,7 +107,10 @@ static int stat_tenants(struct kv_call *c, Longhaul__Kv__V1__StatReply *r, struc
     kv_service_page_bytes(c->service, page);
     for (unsigned i = 0; i < ix->n_tenants; i++) {
         const struct kv_tenant *t = &ix->tenants[i];
-        Longhaul__Kv__V1__TenantStat *to = all->list[i] = &all->stats[i];
+        Longhaul__Kv__V1__TenantStat *to = &all->stats[i];
+        if (!kv_tenant_is_used(ix, i))
+            continue;
+        all->list[r->n_tenants++] = to;
         *to = (Longhaul__Kv__V1__TenantStat)LONGHAUL__KV__V1__TENANT_STAT__INIT;
         to->name = (char *)t->name;
         to->used_bytes = t->granted[KV_MEMORY] * page[KV_MEMORY];
@@ -117,7 +120,6 @@ static int stat_tenants(struct kv_call *c, Longhaul__Kv__V1__StatReply *r, struc
         to->refused = t->refused;
         to->evicted = t->evicted;
     }
-    r->n_tenants = ix->n_tenants;
     r->tenants = all->list;
     return 0;
 }

@@ -167,6 +167,8 @@ bool kv_root_reclaim(struct kv_index *ix, unsigned budget);
 /* ---- tenants (tenants.c) ---- */
 /* Found or made; RESOURCE_EXHAUSTED when KV_MAX_TENANTS have roots or quotas. */
 struct kv_tenant *kv_tenant_named(struct kv_index *ix, const char *name, struct lh_error *err);
+/* tenants[i] has roots or a quota, or is "". */
+bool kv_tenant_is_used(const struct kv_index *ix, unsigned i);
 /* The root is `t`'s from here, with all that it holds. */
 void kv_tenant_adopt(struct kv_index *ix, struct kv_root *r, const struct kv_tenant *t);
 /* Pages of the root's tenant have been granted, or have returned (negative). */

@@ -9,7 +9,7 @@
 
 #include "kvstore/index/index.h"
 
-static bool is_used(const struct kv_index *ix, unsigned i)
+bool kv_tenant_is_used(const struct kv_index *ix, unsigned i)
 {
     const struct kv_root *lists[] = {ix->live, ix->retired};
 
@@ -44,7 +44,7 @@ struct kv_tenant *kv_tenant_named(struct kv_index *ix, const char *name, struct 
 
     if (t)
         return t;
-    while (i < ix->n_tenants && is_used(ix, i))
+    while (i < ix->n_tenants && kv_tenant_is_used(ix, i))
         i++;
     if (i == KV_MAX_TENANTS)
         return lh_fail(err, LH_RESOURCE_EXHAUSTED, "%d tenants are there; retire roots of some",
