@@ -182,7 +182,7 @@ static int describe(struct daemon *d, struct sandbox *s, const V1(CreateRequest)
         (r = set_string(&s->top_layer, o ? o->top_layer : "", err)) < 0)
         return r;
     r = o && o->over ? from_sandbox(s, o->over, req, err) : from_source(d, s, req, retry, err);
-    return r < 0 ? r : network_describe(s, req->rules, err);
+    return r < 0 ? r : network_describe(d, s, req, err);
 }
 
 /* After an error the handle is gone, too. */

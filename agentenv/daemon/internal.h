@@ -166,6 +166,9 @@ int registry_open(struct daemon *d, struct lh_error *err);
 int registry_insert(struct daemon *d, const struct sandbox *s, const char *kind, const char *key,
                     const char *from_snapshot, struct lh_error *err);
 int registry_set_rules(struct daemon *d, const struct sandbox *s, struct lh_error *err);
+/* Those that its sandbox had; *out stays as it is when there are none. */
+int registry_snapshot_rules(struct daemon *d, const char *snapshot, V1(NetworkRules) * *out,
+                            struct lh_error *err);
 int registry_set_running(struct daemon *d, const struct sandbox *s,
                          const struct box_identity *identity, struct lh_error *err);
 int registry_set_state(struct daemon *d, const char *id, int state, int cause,
@@ -197,8 +200,11 @@ int registry_read_limits(Longhaul__Task__V1__Limits *to, sqlite3_stmt *row, int 
 
 /* ---- network.c: what is open between a sandbox and the world ---- */
 
-/* INVALID_ARGUMENT for rules that cannot be; implies a loopback network.  Takes a copy. */
-int network_describe(struct sandbox *s, const V1(NetworkRules) * rules, struct lh_error *err);
+/* The rules of a new sandbox, which imply a loopback network: what was asked for or, when nothing
+ * is said of its network, those of the snapshot that it starts from, with host ports of its own.
+ * INVALID_ARGUMENT for rules that cannot be. */
+int network_describe(struct daemon *d, struct sandbox *s, const V1(CreateRequest) * req,
+                     struct lh_error *err);
 /* Opens what the rules say for a sandbox that runs; host ports that were left open are chosen and
  * recorded.  Nothing without rules. */
 int network_open(struct daemon *d, struct sandbox *s, struct lh_error *err);

@@ -38,11 +38,16 @@ static int check_ports(const V1(NetworkRules) * rules, struct lh_error *err)
     return 0;
 }
 
-int network_describe(struct sandbox *s, const V1(NetworkRules) * rules, struct lh_error *err)
+static bool is_empty(const V1(NetworkRules) * rules)
+{
+    return !rules || (rules->n_egress == 0 && rules->n_ports == 0);
+}
+
+static int set_rules(struct sandbox *s, const V1(NetworkRules) * rules, struct lh_error *err)
 {
     lh_autofree struct net_rules *parsed = malloc(sizeof *parsed);
 
-    if (!rules || (rules->n_egress == 0 && rules->n_ports == 0))
+    if (is_empty(rules))
         return 0;
     if (!parsed)
         return lh_fail_errno(err, ENOMEM, "network rules");
@@ -58,12 +63,30 @@ int network_describe(struct sandbox *s, const V1(NetworkRules) * rules, struct l
     return s->rules ? 0 : err->code;
 }
 
+static void forget_host_ports(V1(NetworkRules) * rules)
+{
+    for (size_t i = 0; rules && i < rules->n_ports; i++)
+        rules->ports[i]->host_port = 0;
+}
+
+int network_describe(struct daemon *d, struct sandbox *s, const V1(CreateRequest) * req,
+                     struct lh_error *err)
+{
+    lh_automsg(V1(NetworkRules)) kept = NULL;
+    bool silent = !req->network && is_empty(req->rules);
+    bool of_snapshot =
+        silent && req->source_case == LONGHAUL__SANDBOX__V1__CREATE_REQUEST__SOURCE_SNAPSHOT;
+    int r = of_snapshot ? registry_snapshot_rules(d, req->snapshot, &kept, err) : 0;
+
+    forget_host_ports(kept);
+    return r < 0 ? r : set_rules(s, kept ? kept : req->rules, err);
+}
+
 V1(NetworkRules) * network_rules_for_child(const struct sandbox *s, struct lh_error *err)
 {
     V1(NetworkRules) *rules = copy_rules(s->rules, err);
 
-    for (size_t i = 0; rules && i < rules->n_ports; i++)
-        rules->ports[i]->host_port = 0;
+    forget_host_ports(rules);
     return rules;
 }
 

@@ -5,6 +5,7 @@
  *   snapshots, snapshot_layers, snapshot_owners, layers: snapshot/
  *   policies         what the janitor does with a sandbox (daemon/policy.c); goes with it
  *   network_rules    what is opened for a sandbox (daemon/network.c); goes with it
+ *   snapshot_rules   the same of a snapshot, for who starts from it; goes with it
  *   layer_contents   addresses of layers by content; goes with the layer (snapshot/contents.c)
  *   zygotes          what sandboxes of an image start from (daemon/zygote.c)
  *   sharing          snapshots whose pages were compared, or are (snapshot/sharing.c)
@@ -61,6 +62,8 @@ static const char *const schema[] = {
     "CREATE INDEX IF NOT EXISTS snapshot_layers_by_layer ON snapshot_layers(layer)",
     "CREATE TABLE IF NOT EXISTS network_rules(sandbox TEXT PRIMARY KEY"
     " REFERENCES sandboxes(id) ON DELETE CASCADE, rules BLOB NOT NULL) WITHOUT ROWID",
+    "CREATE TABLE IF NOT EXISTS snapshot_rules(snapshot TEXT PRIMARY KEY"
+    " REFERENCES snapshots(id) ON DELETE CASCADE, rules BLOB NOT NULL) WITHOUT ROWID",
     "CREATE TABLE IF NOT EXISTS snapshot_owners(snapshot TEXT NOT NULL, owner TEXT NOT NULL,"
     " PRIMARY KEY(snapshot, owner)) WITHOUT ROWID",
     "CREATE INDEX IF NOT EXISTS snapshot_owners_by_owner ON snapshot_owners(owner)",
@@ -265,14 +268,26 @@ int registry_read_limits(Longhaul__Task__V1__Limits *to, sqlite3_stmt *row, int 
     return 0;
 }
 
-static int read_rules(struct sandbox *s, sqlite3_stmt *row, int column, struct lh_error *err)
+static int read_rules(V1(NetworkRules) * *out, sqlite3_stmt *row, int column, struct lh_error *err)
 {
     if (sqlite3_column_type(row, column) == SQLITE_NULL)
         return 0;
-    s->rules = (void *)lh_parse(
+    *out = (void *)lh_parse(
         &longhaul__sandbox__v1__network_rules__descriptor, sqlite3_column_blob(row, column),
         (size_t)sqlite3_column_bytes(row, column), (struct lh_parse_limits){0}, err);
-    return s->rules ? 0 : lh_wrap(err, "network rules in the registry");
+    return *out ? 0 : lh_wrap(err, "network rules in the registry");
+}
+
+static int take_rules(void *ctx, sqlite3_stmt *row, struct lh_error *err)
+{
+    return read_rules(ctx, row, 0, err);
+}
+
+int registry_snapshot_rules(struct daemon *d, const char *snapshot, V1(NetworkRules) * *out,
+                            struct lh_error *err)
+{
+    return db_each(d->db, err, take_rules, out, "SELECT rules FROM snapshot_rules WHERE snapshot=?",
+                   "s", snapshot);
 }
 
 static int read_policy(struct sandbox *s, sqlite3_stmt *row, int column, struct lh_error *err)
@@ -318,8 +333,8 @@ static int read_row(void *ctx, sqlite3_stmt *row, struct lh_error *err)
     s->init_pid = out.identity.init_pid;
     out.this_boot = !strcmp(db_text(row, at + 9), e->d->boot);
     if ((r = registry_read_limits(&s->limits, row, at + 10, err)) < 0 ||
-        (r = read_rules(s, row, at + 11, err)) < 0 || (r = read_policy(s, row, at + 12, err)) < 0 ||
-        (r = e->fn(e->ctx, &out, err)) < 0)
+        (r = read_rules(&s->rules, row, at + 11, err)) < 0 ||
+        (r = read_policy(s, row, at + 12, err)) < 0 || (r = e->fn(e->ctx, &out, err)) < 0)
         sandbox_unref(e->d, s);
     return r;
 }

@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 
 #include "proto/cleanup.h"
 
@@ -85,7 +86,7 @@ static int parse_name(char *host, const char *rule, const struct net_rules *r, s
     for (char *p = host; *p; p++)
         *p = (char)tolower((unsigned char)*p);
     if (!name_valid(host))
-        return bad(err, rule, "no DNS name (and no wildcards, no IPv6)");
+        return bad(err, rule, "no DNS name");
     snprintf(a->name, sizeof a->name, "%s", host);
     a->address = address_of(r, host);
     a->mask = UINT32_MAX;
@@ -94,14 +95,29 @@ static int parse_name(char *host, const char *rule, const struct net_rules *r, s
     return 0;
 }
 
+/* What people write elsewhere, and why it is not offered. */
+static const char *not_offered(const char *rule)
+{
+    if (strchr(rule, '*'))
+        return "no wildcards: each name has an address of its own inside; name every host";
+    if (!strncasecmp(rule, "udp", 3) && (rule[3] == ':' || rule[3] == '/'))
+        return "no UDP: it has no connections that could be carried over and ended";
+    if (rule[0] == '[' || strstr(rule, "::"))
+        return "no IPv6 inside; a name is reached by IPv6 where this machine does so";
+    return NULL;
+}
+
 static int parse_rule(const char *rule, struct net_rules *out, struct lh_error *err)
 {
+    const char *why_not = not_offered(rule);
     lh_autofree char *copy = strdup(rule);
     char *ports = copy ? strrchr(copy, ':') : NULL, *rest = NULL;
     struct net_allow a = {0};
 
     if (!copy)
         return lh_fail_errno(err, ENOMEM, "egress");
+    if (why_not)
+        return bad(err, rule, why_not);
     if (!ports || !ports[1])
         return bad(err, rule, "write HOST:PORT[,PORT...]");
     *ports++ = 0;

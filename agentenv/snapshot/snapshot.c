@@ -63,6 +63,10 @@ int snapshot_record(struct daemon *d, const struct sandbox *s, const struct snap
                    "INSERT INTO snapshot_layers SELECT ?, pos, layer FROM sandbox_layers"
                    " WHERE sandbox=?",
                    "ss", id, s->id);
+    if (r == 0 && s->rules)
+        r = db_run(d->db, err,
+                   "INSERT INTO snapshot_rules SELECT ?, rules FROM network_rules WHERE sandbox=?",
+                   "ss", id, s->id);
     if (r == 0 && o->key)
         r = registry_bind_key(d, o->key_kind, o->key, id, err);
     return db_end(d->db, r, err);

@@ -200,31 +200,90 @@ class Crash(lab.DaemonTest):
 
 
 class FullDisk(unittest.TestCase):
+    def setUp(self):
+        self.mount = tempfile.mkdtemp(prefix="agentenvd-full-")
+        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=48m", "tmpfs", self.mount], check=True)
+        self.d = lab.Daemon(state=self.mount + "/state")
+
+    def tearDown(self):
+        if os.path.exists(self.d.dir):  # a test that failed
+            self.room(-1)
+            self.d.close()
+        subprocess.run(["umount", "-l", self.mount])
+        os.rmdir(self.mount)
+
+    def room(self, kib):
+        """So much beyond what is used now; -1: plenty."""
+        v = os.statvfs(self.mount)
+        used = (v.f_blocks - v.f_bfree) * v.f_frsize >> 10
+        size = 48 << 10 if kib < 0 else used + kib
+        subprocess.run(["mount", "-o", "remount,size=%dk" % size, self.mount], check=True)
+
+    def whole_life(self):
+        """Every operation that writes, each done or refused; what was said of those."""
+        steps = [("start", "bb", "--name", "x"), ("exec", "x", "sh", "-c", "sleep 99 >/dev/null 2>&1 & echo x >/work/x"),
+                 ("snapshot", "x"), ("fork", "x", "2"), ("policy", "x", "--ttl", "1h"), ("freeze", "x"), ("thaw", "x"),
+                 ("snapshot", "x", "--retain", "full")]
+        if self.criu:
+            steps[4:4] = [("hibernate", "x"), ("resume", "x"), ("snapshot", "x", "--engine", "criu"), ("rollback", "x")]
+        refused = []
+        for step in steps:
+            r = self.d.run(*step, check=False)
+            self.assertIn(r.returncode, (0, 1, 125), (step, r.stderr))
+            self.assertTrue(r.returncode == 0 or r.stderr, step)
+            refused += [r.stderr] if r.returncode else []
+        self.assertIsNone(self.d.process.poll(), "the daemon lives")
+        return refused
+
+    def test_each_write_may_be_the_one_that_does_not_fit(self):
+        """Room that grows by steps: so the disk is full at one write after the other."""
+        self.d.import_image()
+        self.criu = "criu" in [e["engine"] for e in self.d.json("engines")]
+        kept = self.d.out("start", "bb")
+        self.d.sh(kept, "echo before > /work/f")
+        snap = self.d.out("snapshot", kept, "--retain", "t")
+        refused = []
+        for kib in [*range(0, 2048, 16), 16384] if lab.SOAK else (0, 16, 48, 96, 192, 384, 768, 1536, 16384):
+            self.room(kib)
+            refused.append(self.whole_life())
+            self.room(-1)
+            boxes = [s["id"] for s in self.d.json("ls", "-a") if s["id"] != kept]
+            if boxes:
+                self.d.run("rm", *boxes)
+            for s in self.d.json("snapshot", "ls", "--owner", "full"):
+                self.d.run("snapshot", "release", s["id"], "full")
+            self.d.run("gc", "--grace", "0.001")
+            self.assertEqual(self.d.audit(), [], "with room for %d KiB" % kib)
+            self.assertEqual(self.d.sh(kept, "cat /work/f").stdout, "before\n")
+        print("refused:", *map(len, refused), end=" ... ")
+        self.assertEqual(refused[-1], [], "the steps reach from nothing to enough")
+        self.assertGreater(len(refused[0]), 5)
+        self.d.kill()
+        self.d.start()
+        self.assertEqual(self.d.audit(), [])
+        self.assertEqual(self.d.sh(self.d.out("resume", snap), "cat /work/f").stdout, "before\n")
+        self.d.run("snapshot", "release", snap, "t")
+        self.assertEqual(self.d.close(), [])
+
     def test_a_full_state_directory_refuses_and_recovers(self):
-        mount = tempfile.mkdtemp(prefix="agentenvd-full-")
-        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", mount], check=True)
-        d = lab.Daemon(state=mount + "/state")
-        try:
-            d.import_image()
-            box = d.out("start", "bb")
-            d.sh(box, "echo before > /work/f")
-            snap = d.out("snapshot", box, "--retain", "t")
-            d.sh(box, "dd if=/dev/zero of=/work/fill bs=64k 2>/dev/null", check=False)
-            for args in (("snapshot", box), ("start", "bb"), ("snapshot", box, "--retain", "t2")):
-                r = d.run(*args, check=False)
-                self.assertIn(r.returncode, (0, 1), r.stderr)
-                if r.returncode:
-                    self.assertTrue(r.stderr)
-            d.sh(box, "rm /work/fill", check=False)
-            d.run("rm", "--all")
-            d.run("gc", "--grace", "0.001")
-            self.assertEqual(d.audit(), [])
-            again = d.out("resume", snap)
-            self.assertEqual(d.sh(again, "cat /work/f").stdout, "before\n")
-            self.assertEqual(d.close(), [])
-        finally:
-            subprocess.run(["umount", "-l", mount])
-            os.rmdir(mount)
+        d = self.d
+        d.import_image()
+        box = d.out("start", "bb")
+        d.sh(box, "echo before > /work/f")
+        snap = d.out("snapshot", box, "--retain", "t")
+        d.sh(box, "dd if=/dev/zero of=/work/fill bs=64k 2>/dev/null", check=False)
+        for args in (("snapshot", box), ("start", "bb"), ("snapshot", box, "--retain", "t2")):
+            r = d.run(*args, check=False)
+            self.assertIn(r.returncode, (0, 1), r.stderr)
+            if r.returncode:
+                self.assertTrue(r.stderr)
+        d.sh(box, "rm /work/fill", check=False)
+        d.run("rm", "--all")
+        d.run("gc", "--grace", "0.001")
+        self.assertEqual(d.audit(), [])
+        again = d.out("resume", snap)
+        self.assertEqual(d.sh(again, "cat /work/f").stdout, "before\n")
+        self.assertEqual(d.close(), [])
 
 
 if __name__ == "__main__":

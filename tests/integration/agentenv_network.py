@@ -161,6 +161,22 @@ class Network(lab.DaemonTest):
         self.c.call("Remove", id=box.id)
         self.assertIsNone(fetch(), "it ends with the sandbox")
 
+    def test_a_snapshot_keeps_its_rules(self):
+        box = self.create(["world.test:7001"], [{"port": 8080}])
+        snap = self.c.call("TakeSnapshot", id=box.id, idempotency_key=uuid.uuid4().hex, retain_owner="t").id
+
+        def start(**fields):
+            return self.c.call("Create", idempotency_key=uuid.uuid4().hex, snapshot=snap, **fields)
+        for again in (start(), self.c.call("Fork", snapshot=snap, idempotency_key="f", count=1).children[0]):
+            self.assertEqual(self.ask(again.id, "world.test", 7001), "7001 5 from %s\n" % HERE)
+            self.assertEqual(again.ports[0].port, 8080)
+            self.assertNotIn(again.ports[0].host_port, (0, box.ports[0].host_port))
+        for said in ({"network": 1}, {"network": 2}, {"rules": {"egress": ["world.test:7002"]}}):
+            other = start(**said)
+            self.assertEqual(self.ask(other.id, "world.test", 7001), "", said)
+            self.assertEqual(len(other.ports), 0, "what is said replaces all of it")
+        self.c.call("Release", snapshot=snap, owner="t")
+
     def test_egress_goes_on_after_kill_9(self):
         box = self.create(["world.test:7001"]).id
         self.d.kill()

@@ -144,7 +144,7 @@ struct lab_result *lab_sh(struct box *b, const char *script, uint32_t timeout_ms
 
 const char *lab_out(struct box *b, const char *script)
 {
-    struct lab_result *r = lab_sh(b, script, 10000);
+    struct lab_result *r = lab_sh(b, script, LAB_PATIENCE_MS);
 
     cr_assert(r->rc == 0, "%s", r->error.message);
     cr_assert(r->exec.status == 0, "%s: status %d, %s", script, r->exec.status, r->err);

@@ -5,6 +5,9 @@
 
 #include "agentenv/sandbox/box.h"
 
+/* For what takes no time, however loaded the machine is. */
+enum { LAB_PATIENCE_MS = 60000 };
+
 struct lab {
     char dir[64];  /* scratch directory; boxes live in dir/ID */
     char root[80]; /* the image */

@@ -104,7 +104,7 @@ Test(hostile, a_memory_bomb_is_an_oom_and_the_sandbox_goes_on)
     cr_assert(box_usage(b, &u, NULL) == 0);
     cr_assert(ge(u64, u.oom_kills, 1));
     cr_assert(le(u64, u.memory_bytes, 64 << 20));
-    r = lab_sh(b, "exit 9", 5000);
+    r = lab_sh(b, "exit 9", LAB_PATIENCE_MS);
     cr_assert(not(r->exec.oom_killed), "an earlier kill is not this one's");
     destroy(b);
     destroy(other);
@@ -127,12 +127,12 @@ Test(hostile, a_fork_bomb_is_contained_while_another_sandbox_works)
 Test(hostile, open_files_and_disk_are_bounded)
 {
     struct box *b = lab_start(&lab, "bomb");
-    struct lab_result *r = lab_sh(b, "ulimit -n", 5000);
+    struct lab_result *r = lab_sh(b, "ulimit -n", LAB_PATIENCE_MS);
 
     cr_assert(eq(str, r->out, (char *)"128\n"));
     r = lab_sh(b, "head -c 100000000 /dev/zero > /root/one", 30000);
     cr_assert(r->exec.status != 0, "one file of 100 MB: %d", r->exec.status);
-    r = lab_sh(b, "for i in $(seq 20); do head -c 10000000 /dev/zero > /root/$i; sleep 0.2; done",
+    r = lab_sh(b, "for i in $(seq 60); do head -c 10000000 /dev/zero > /root/$i; sleep 0.2; done",
                60000);
     cr_assert(r->exec.disk_exceeded, "status %d", r->exec.status);
     lab_out(b, "rm /root/*; echo room");

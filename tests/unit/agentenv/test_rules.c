@@ -60,6 +60,23 @@ Test(rules, what_is_no_rule_is_named)
     }
 }
 
+Test(rules, what_is_not_offered_says_why)
+{
+    static const struct {
+        const char *rule, *why;
+    } cases[] = {{"*.org:443", "no wildcards"},  {"udp:dns.org:53", "no UDP"},
+                 {"UDP/1.1.1.1:53", "no UDP"},   {"[2001:db8::1]:443", "no IPv6 inside"},
+                 {"2001:db8::1:443", "no IPv6"}, {"ho st:80", "no DNS name"}};
+
+    for (size_t i = 0; i < LH_ARRAY_SIZE(cases); i++) {
+        static struct net_rules rules;
+        struct lh_error err = {0};
+        cr_assert(eq(int, net_rules_parse((char *[]){(char *)cases[i].rule}, 1, &rules, &err),
+                     LH_INVALID_ARGUMENT));
+        cr_assert(strstr(err.message, cases[i].why) != NULL, "%s", err.message);
+    }
+}
+
 Test(rules, there_are_not_more_than_fit)
 {
     static struct net_rules rules;
