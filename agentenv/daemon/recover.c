@@ -41,6 +41,8 @@ static int discard(struct daemon *d, struct sandbox *s, struct lh_error *err)
         return lh_fail_errno(err, ENOMEM, "recovery");
     int r = box_destroy_named(d->host, s->id, dir, err);
     if (r == 0)
+        r = checkpoint_set(d, s->id, NULL, err);
+    if (r == 0)
         r = registry_delete(d, s->id, key_too, err);
     if (r == 0)
         lh_info("unfinished sandbox removed", "sandbox=%s state=%s", s->id,

@@ -201,6 +201,17 @@ static int audit_images(struct daemon *d, struct auditing *a, struct lh_error *e
                              "SELECT count(*) FROM sharing WHERE snapshot=? AND done=0", err);
 }
 
+static int audit_checkpoints(struct daemon *d, struct auditing *a, struct lh_error *err)
+{
+    struct missing m = {d, a};
+
+    return db_each(d->db, err, report_row, &m,
+                   "SELECT 'snapshot ' || snapshot || ' is the ' || owner || ', which is gone'"
+                   " FROM snapshot_owners WHERE owner LIKE 'checkpoint/%'"
+                   " AND substr(owner, 12) NOT IN (SELECT id FROM sandboxes)",
+                   "");
+}
+
 static int audit_layers(struct daemon *d, struct auditing *a, struct lh_error *err)
 {
     struct missing m = {d, a};
@@ -261,6 +272,8 @@ int daemon_audit(struct daemon *d, bool content, V1(AuditReply) * reply, struct 
                       "SELECT count(*) FROM snapshots WHERE id=? AND engine='criu'", err);
     if (r == 0)
         r = audit_images(d, &a, err);
+    if (r == 0)
+        r = audit_checkpoints(d, &a, err);
     if (r == 0)
         r = audit_layers(d, &a, err);
     if (r == 0 && content)

@@ -106,12 +106,14 @@ class Adoption(lab.DaemonTest):
 
 
 class Load(threading.Thread):
-    """Creates, writes, snapshots, removes until its daemon is gone; remembers what was acknowledged."""
+    """Creates, runs, snapshots, forks, hibernates, resumes and removes until its daemon is gone; remembers what was
+    acknowledged."""
 
-    def __init__(self, socket, seed):
+    def __init__(self, socket, seed, criu):
         super().__init__()
-        self.c, self.seed = lab.Client(pb, socket), seed
-        self.alive, self.snapshots = {}, {}
+        self.c, self.seed, self.criu = lab.Client(pb, socket), seed, criu
+        self.boxes = {}      # id: [state or None while that may change, what /work/f says, whether a process runs]
+        self.snapshots = {}  # id: what /work/f says
         self.error = None
 
     def run(self):
@@ -122,30 +124,61 @@ class Load(threading.Thread):
             # the daemon was killed; anything else is a failure
             if e.code() not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
                 self.error = e
+        except Exception as e:  # a thread's failure is its test's
+            self.error = e
+
+    def change(self, box, state, method, **fields):
+        """A call after which the sandbox is in another state; until it is answered it may be in either."""
+        self.boxes[box][0] = None
+        reply = self.c.call(method, id=box, **fields)
+        self.boxes[box][0] = state
+        return reply
+
+    def create(self, key):
+        box = self.c.call("Create", idempotency_key=key, image="bb").id
+        self.boxes[box] = [None, "", False]
+        self.run_in(box, "echo %s > /work/f" % key)
+        self.boxes[box][:2] = [pb.STATE_RUNNING, key]
+        return box
+
+    def run_in(self, box, script):
+        status, out = self.c.sh(box, script)
+        assert status == 0, (script, status, out)
+        return out.strip()
+
+    def remove(self, box):
+        self.boxes[box][0] = None
+        self.c.call("Remove", id=box)
+        del self.boxes[box]
 
     def turn(self, key):
-        box = self.c.call("Create", idempotency_key=key, image="bb").id
-        self.alive[box] = None
-        for turn in range(2):
-            self.c.sh(box, "echo %s-%d > /work/f" % (key, turn))
-            s = self.c.call("TakeSnapshot", id=box, idempotency_key="%s/%d" % (key, turn),
-                            retain_owner="load")
-            self.snapshots[s.id] = "%s-%d" % (key, turn)
-        self.alive[box] = "removing"
-        self.c.call("Remove", id=box)
-        del self.alive[box]
+        box = self.create(key)
+        s = self.change(box, pb.STATE_RUNNING, "TakeSnapshot", idempotency_key=key + "/s", retain_owner="load")
+        self.snapshots[s.id] = key
+        children = self.change(box, pb.STATE_RUNNING, "Fork", idempotency_key=key + "/f", count=2).children
+        for child in children:
+            self.boxes[child.id] = [pb.STATE_RUNNING, key, False]
+        self.remove(children[0].id)
+        if self.criu:
+            self.run_in(box, "sleep 9876 > /dev/null 2>&1 & echo $! > /work/pid")
+            self.boxes[box][2] = True
+            self.change(box, pb.STATE_HIBERNATED, "Hibernate")
+            self.change(box, pb.STATE_RUNNING, "Resume")
+        assert self.run_in(box, "cat /work/f") == key
+        self.remove(box)
+        self.remove(children[1].id)
 
 
 class Crash(lab.DaemonTest):
     def test_kill_at_random_moments(self):
         rounds = 200 if lab.SOAK else 20
-        seed = int(os.environ.get("SEED", random.randrange(10 ** 6)))
-        print("seed", seed)
+        seed = int(os.environ.get("LONGHAUL_SEED", random.randrange(10 ** 6) if lab.SOAK else 1))
         rng = random.Random(seed)
-        snapshots = {}
-        moment = 2 * self.one_turn()
+        self.criu = "criu" in [e["engine"] for e in self.d.json("engines")]
+        self.lived, self.dead, snapshots = 0, 0, {}
+        moment = 1.5 * self.one_turn()
         for i in range(rounds):
-            loads = [Load(self.d.socket, "%d-%d-%d" % (seed, i, j)) for j in range(3)]
+            loads = self.loads("%d-%d" % (seed, i))
             for l in loads:
                 l.start()
             time.sleep(0.02 + rng.random() * moment)
@@ -156,23 +189,18 @@ class Crash(lab.DaemonTest):
                 self.assertIsNone(l.error)
             self.d.start()
             self.check(loads, snapshots)
-        print("%d rounds, %d snapshots kept, %d sandboxes cut off in a seal" % (rounds, len(snapshots),
-                                                                              self.dead))
-        c = lab.Client(pb, self.d.socket)
+        print("seed %d, %d rounds, %d sandboxes and %d snapshots lived on, %d cut off in a seal"
+              % (seed, rounds, self.lived, len(snapshots), self.dead), end=" ... ")
+        self.assertGreater(self.lived, 0)
         self.assertGreater(len(snapshots), 0)
-        for s in rng.sample(sorted(snapshots), min(10, len(snapshots))):
-            box = c.call("Create", idempotency_key="check" + s, snapshot=s).id
-            self.assertEqual(c.sh(box, "cat /work/f")[1].strip(), snapshots[s])
-        for s in snapshots:
-            c.call("Release", snapshot=s, owner="load")
-        for s in c.call("ListSnapshots").snapshots:
-            for owner in s.owners:
-                c.call("Release", snapshot=s.id, owner=owner)
-        c.close()
+        self.what_the_snapshots_hold(rng.sample(sorted(snapshots), min(10, len(snapshots))), snapshots)
+
+    def loads(self, seed):
+        return [Load(self.d.socket, "%s-%d" % (seed, j), self.criu) for j in range(3)]
 
     def one_turn(self):
         """Seconds, of three loads beside each other; machines differ."""
-        loads = [Load(self.d.socket, "warm-%d" % j) for j in range(3)]
+        loads = self.loads("warm")
         threads = [threading.Thread(target=l.turn, args=(l.seed,)) for l in loads]
         started = time.monotonic()
         [t.start() for t in threads]
@@ -180,23 +208,45 @@ class Crash(lab.DaemonTest):
         [l.c.close() for l in loads]
         return time.monotonic() - started
 
+    def what_the_snapshots_hold(self, some, snapshots):
+        c = lab.Client(pb, self.d.socket)
+        self.addCleanup(c.close)
+        for s in some:
+            box = c.call("Create", idempotency_key="check" + s, snapshot=s).id
+            self.assertEqual(c.sh(box, "cat /work/f")[1].strip(), snapshots[s])
+        for s in c.call("ListSnapshots").snapshots:
+            for owner in s.owners:
+                c.call("Release", snapshot=s.id, owner=owner)
+
     def check(self, loads, snapshots):
         self.assertEqual(self.d.audit(), [])
         c = lab.Client(pb, self.d.socket)
         there = {s.id: s for s in c.call("List", all=True).sandboxes}
         for l in loads:
-            for box, doing in l.alive.items():
-                if not doing:
-                    self.assertIn(box, there, "an acknowledged sandbox is lost")
+            for box, (state, text, process) in l.boxes.items():
+                if state is not None:
+                    self.lives(c, there, box, state, text, process)
             snapshots.update(l.snapshots)
         listed = {s.id for s in c.call("ListSnapshots", owner_prefix="load").snapshots}
         self.assertLessEqual(set(snapshots), listed, "an acknowledged snapshot is lost")
-        dead = [s.id for s in there.values() if s.state == pb.STATE_DEAD]
-        self.dead = getattr(self, "dead", 0) + len(dead)
+        self.dead += sum(s.state == pb.STATE_DEAD for s in there.values())
         for box in there:
             c.call("Remove", id=box)
+        c.call("Gc", grace_ms=1)  # what nobody had been told of yet
         c.close()
         self.assertEqual(self.d.leftovers(), [])
+        self.assertEqual(os.listdir(self.d.state + "/checkpoints"), [])
+        self.assertEqual(self.d.audit(), [])
+
+    def lives(self, c, there, box, state, text, process):
+        """As it was acknowledged: its state, its files, its process."""
+        self.assertIn(box, there, "an acknowledged sandbox is lost")
+        self.assertEqual(there[box].state, state)
+        if state == pb.STATE_HIBERNATED:
+            c.call("Resume", id=box)
+        script = "cat /work/f" + (" && kill -0 $(cat /work/pid)" if process else "")
+        self.assertEqual(c.sh(box, script), (0, text + "\n"))
+        self.lived += 1
 
 
 class FullDisk(unittest.TestCase):
