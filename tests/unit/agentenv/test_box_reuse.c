@@ -8,6 +8,7 @@
 #include <sys/xattr.h>
 #include <unistd.h>
 
+#include "proto/clock.h"
 #include "proto/file.h"
 #include "tests/unit/agentenv/lab.h"
 
@@ -84,6 +85,28 @@ Test(reuse, a_box_in_memory_has_its_disk_limit_and_more_memory)
     cr_assert(box_usage(b, &u, NULL) == 0);
     cr_assert(le(u64, u.disk_bytes, (uint64_t)(5 << 20)));
     cr_assert(eq(u64, u.oom_kills, (uint64_t)0));
+    destroy(b);
+    destroy(below);
+}
+
+/* Its layer lies in another file system. */
+Test(reuse, a_box_in_memory_is_sealed_to_disk)
+{
+    struct box *below = lab_start(&lab, "one"), *b = start_over(below, "memory");
+    lh_autofree char *layer = lh_format("%s/layer", lab.dir), *file = lh_format("%s/work/a", layer);
+    struct lh_error err = {0};
+    char text[3000] = "";
+    bool live;
+
+    lab_out(b, "echo begin >/work/a; dd if=/dev/zero of=/work/a bs=1 seek=2M count=0 2>/dev/null; "
+               "echo end >>/work/a");
+    cr_assert(box_seal(b, layer, &live, &err) == 0, "%s", err.message);
+    FILE *f = fopen(file, "r");
+    cr_assert(f != NULL && fgets(text, sizeof text, f) != NULL);
+    cr_assert(eq(str, text, (char *)"begin\n"));
+    cr_assert(fseek(f, 2 << 20, SEEK_SET) == 0 && fgets(text, sizeof text, f) != NULL);
+    cr_assert(eq(str, text, (char *)"end\n"));
+    fclose(f);
     destroy(b);
     destroy(below);
 }
@@ -200,6 +223,21 @@ Test(reuse, a_box_with_a_loopback_gets_none_that_another_had)
 
 /* ---- init, which is a fork of the spawner ---- */
 
+/* Those of the last command are closed when init has heard that its result was taken. */
+static void await_descriptors(struct box *b, char *want)
+{
+    lh_autofree char *list = lh_format("ls /proc/%d/fd | tr '\\n' ' '", box_identity(b).init_pid);
+    int64_t deadline_ms = lh_now_ms() + LAB_PATIENCE_MS;
+    char text[128] = "";
+
+    do {
+        FILE *f = popen(list, "r");
+        cr_assert(f != NULL && fgets(text, sizeof text, f) != NULL);
+        pclose(f);
+    } while (strcmp(text, want) && lh_ms_left(deadline_ms));
+    cr_assert(eq(str, text, want));
+}
+
 Test(reuse, init_has_nothing_of_the_spawner)
 {
     static const char mask[] = "00000000000000fb", none[] = "0000000000000000";
@@ -213,13 +251,6 @@ Test(reuse, init_has_nothing_of_the_spawner)
         eq(str, (char *)lab_out(b, "grep ^NoNewPrivs /proc/1/status"), (char *)"NoNewPrivs:\t1"));
     cr_assert(eq(str, (char *)lab_out(b, "tr -d '\\0' </proc/1/cmdline"), (char *)"agentenv-init"));
     lab_out(b, "! cat /proc/1/maps && ! ls /proc/1/fd && ! cat /proc/1/environ");
-    lh_autofree char *fds = lh_format("/proc/%d/fd", box_identity(b).init_pid);
-    lh_autofree char *list = lh_format("ls %s | tr '\\n' ' '", fds);
-    char text[128] = "";
-    FILE *f = popen(list, "r");
-    cr_assert(f != NULL);
-    cr_assert(fgets(text, sizeof text, f) != NULL);
-    pclose(f);
-    cr_assert(eq(str, text, (char *)"0 1 2 3 4 5 6 "), "%s", text);
+    await_descriptors(b, "0 1 2 3 4 5 6 ");
     destroy(b);
 }
