@@ -224,7 +224,7 @@ Test(reuse, a_box_with_a_loopback_gets_none_that_another_had)
 /* ---- init, which is a fork of the spawner ---- */
 
 /* Those of the last command are closed when init has heard that its result was taken. */
-static void await_descriptors(struct box *b, char *want)
+static void await_descriptors(struct box *b, const char *want)
 {
     lh_autofree char *list = lh_format("ls /proc/%d/fd | tr '\\n' ' '", box_identity(b).init_pid);
     int64_t deadline_ms = lh_now_ms() + LAB_PATIENCE_MS;
@@ -235,7 +235,7 @@ static void await_descriptors(struct box *b, char *want)
         cr_assert(f != NULL && fgets(text, sizeof text, f) != NULL);
         pclose(f);
     } while (strcmp(text, want) && lh_ms_left(deadline_ms));
-    cr_assert(eq(str, text, want));
+    cr_assert(eq(str, text, (char *)want));
 }
 
 Test(reuse, init_has_nothing_of_the_spawner)
