@@ -4,7 +4,9 @@
  *  - it belongs to a user namespace in which nobody had a capability over networks: its one
  *    interface is down, it has no address, route, rule or setting that it did not have at first;
  *  - no socket is left in it.  The kernel counts them, those in flight between sockets too, and a
- *    namespace in which it counts one is not used again.
+ *    namespace in which it counts one is not used again;
+ *  - its counters of packets, which every process may read, are those of a new one.  An attempt to
+ *    send moves them although nothing can leave, and would tell the next sandbox of itself.
  *
  * CRIU dumps no sandbox whose namespaces do not belong to its user namespace, so that one is used
  * again with it.  It holds nothing either: its maps are the same for all sandboxes and cannot be
@@ -31,17 +33,22 @@
 
 #include "agentenv/sandbox/box.h"
 
-enum { PAIRS = 128 };
+enum { PAIRS = 128, TALLIES = 3, TALLY_MAX = 32 << 10 };
+
+static const char *const tallies[TALLIES] = {"net/snmp", "net/netstat", "net/snmp6"};
 
 struct pair {
     int user, net;
-    int sockets; /* the network's /proc/net/sockstat */
-    int pidfd;   /* -1 = nobody lives there */
+    int sockets;        /* the network's /proc/net/sockstat */
+    int tally[TALLIES]; /* -1 = the kernel has none (no IPv6) */
+    int pidfd;          /* -1 = nobody lives there */
     bool kept;
 };
 
 static struct pair pairs[PAIRS], single; /* single: for one sandbox, then never again */
 static int n_pairs;
+static char untouched[TALLY_MAX]; /* the tallies of the newest, before anybody used it */
+static size_t n_untouched;
 
 /* ---- making one ---- */
 
@@ -69,11 +76,30 @@ static int open_of(pid_t pid, const char *what)
 
 static void close_pair(struct pair *p)
 {
-    const int fds[] = {p->user, p->net, p->sockets, p->pidfd};
+    const int fds[] = {p->user,     p->net,      p->sockets, p->tally[0],
+                       p->tally[1], p->tally[2], p->pidfd};
 
     for (size_t i = 0; i < LH_ARRAY_SIZE(fds); i++)
         if (fds[i] >= 0)
             close(fds[i]);
+}
+
+static size_t read_tallies(const struct pair *p, char text[TALLY_MAX])
+{
+    size_t n = 0;
+
+    for (int i = 0; i < TALLIES; i++) {
+        ssize_t got = p->tally[i] < 0 ? 0 : pread(p->tally[i], text + n, TALLY_MAX - n, 0);
+        n += got > 0 ? (size_t)got : 0;
+    }
+    return n;
+}
+
+static bool is_untouched(const struct pair *p)
+{
+    static char text[TALLY_MAX];
+
+    return read_tallies(p, text) == n_untouched && memcmp(text, untouched, n_untouched) == 0;
 }
 
 /* A child holds them until there are descriptors. */
@@ -92,6 +118,9 @@ static int make(struct pair *p, bool kept, const char *map)
                        .sockets = open_of(pid, "net/sockstat"),
                        .pidfd = -1,
                        .kept = kept};
+    for (int i = 0; i < TALLIES; i++)
+        p->tally[i] = open_of(pid, tallies[i]);
+    n_untouched = read_tallies(p, untouched);
     int r = p->user < 0 || p->net < 0 || p->sockets < 0 ? -1 : write_maps(pid, map);
     int errnum = errno;
     kill(pid, SIGKILL);
@@ -104,23 +133,32 @@ static int make(struct pair *p, bool kept, const char *map)
 /* ---- using them ---- */
 
 /* PID 1 is the last of its sandbox to be reaped, and sockets are closed before that. */
-static bool is_free(const struct pair *p)
+static bool is_left(const struct pair *p)
+{
+    struct pollfd dead = {p->pidfd, POLLIN, 0};
+
+    return p->pidfd < 0 || poll(&dead, 1, 0) == 1;
+}
+
+static bool has_no_socket(const struct pair *p)
 {
     static const char none[] = "sockets: used 0\n";
-    struct pollfd dead = {p->pidfd, POLLIN, 0};
     char text[sizeof none];
 
-    if (p->pidfd >= 0 && poll(&dead, 1, 0) != 1)
-        return false;
     return pread(p->sockets, text, sizeof none - 1, 0) == sizeof none - 1 &&
            memcmp(text, none, sizeof none - 1) == 0;
 }
 
 struct pair *pairs_take(bool fresh, const char *map)
 {
-    for (int i = 0; i < n_pairs && !fresh; i++)
-        if (is_free(&pairs[i]))
+    for (int i = 0; i < n_pairs && !fresh; i++) {
+        if (!is_left(&pairs[i]) || !has_no_socket(&pairs[i]))
+            continue;
+        if (is_untouched(&pairs[i]))
             return &pairs[i];
+        close_pair(&pairs[i]);
+        pairs[i--] = pairs[--n_pairs];
+    }
     bool keep = !fresh && n_pairs < PAIRS;
     struct pair *p = keep ? &pairs[n_pairs] : &single;
     if (make(p, keep, map) < 0)

@@ -203,6 +203,28 @@ Test(reuse, boxes_that_live_share_no_namespace_and_an_empty_one_serves_again)
     destroy(c);
 }
 
+/* Nothing leaves a box without a network, but the attempt is counted where all may read it. */
+Test(reuse, a_namespace_whose_counters_moved_does_not_serve_again)
+{
+    static const char read_all[] = "cat /proc/net/snmp /proc/net/netstat /proc/net/snmp6";
+    struct box *a = lab_start(&lab, "a");
+    lh_autofree char *fresh = strdup(lab_out(a, read_all));
+    char of_a[128], of_next[128];
+
+    namespaces_of(a, of_a);
+    lab_out(a, "! wget -q -O - http://10.0.0.1/ 2>/dev/null");
+    cr_assert(ne(str, (char *)lab_out(a, read_all), fresh));
+    destroy(a);
+    for (int i = 0; i < 5; i++) {
+        struct box *next = lab_start(&lab, "next");
+        namespaces_of(next, of_next);
+        cr_assert(ne(str, of_next, of_a));
+        cr_assert(eq(str, (char *)lab_out(next, read_all), fresh));
+        destroy(next);
+        usleep(50000); /* the kernel's workers let the last sockets go */
+    }
+}
+
 Test(reuse, a_box_with_a_loopback_gets_none_that_another_had)
 {
     struct box *a = lab_start(&lab, "a");
