@@ -54,27 +54,30 @@ int policy_set(struct daemon *d, const V1(SetPolicyRequest) * req, int64_t deadl
 
 /* ---- to rest, and awake again ---- */
 
-/* Whether its policy, and no person, put it where it is. */
-static bool rests(struct daemon *d, struct sandbox *s)
+/* The state in which its policy, and no person, put it to rest; -1: it does not rest. */
+static int rests(struct daemon *d, struct sandbox *s)
 {
     LH_LOCKED(&d->lock);
 
     return (s->state == SB_FROZEN && s->policy.freeze_after_ms) ||
-           (s->state == SB_HIBERNATED && s->policy.hibernate_after_ms);
+                   (s->state == SB_HIBERNATED && s->policy.hibernate_after_ms)
+               ? (int)s->state
+               : -1;
 }
 
-static int wake(struct daemon *d, struct sandbox *s, uint32_t attempt, int64_t deadline_ms,
-                struct lh_error *err)
+static int wake(struct daemon *d, struct sandbox *s, int rest, uint32_t attempt,
+                int64_t deadline_ms, struct lh_error *err)
 {
     V1(SandboxAttempt) req = LONGHAUL__SANDBOX__V1__SANDBOX_ATTEMPT__INIT;
 
     req.id = s->id;
     req.attempt = attempt;
-    return s->state == SB_HIBERNATED ? daemon_resume(d, s->id, attempt, deadline_ms, err)
-                                     : daemon_set_frozen(d, &req, false, deadline_ms, err);
+    return rest == SB_HIBERNATED ? daemon_resume(d, s->id, attempt, deadline_ms, err)
+                                 : daemon_set_frozen(d, &req, false, deadline_ms, err);
 }
 
-/* It may be put to rest between the waking and the command's turn: then once more. */
+/* It may be put to rest between the waking and the command's turn, or into another rest before the
+ * waking: then once more.  A waking that fails is not tried again. */
 int policy_begin_exec(struct daemon *d, const char *id, uint32_t attempt, unsigned states,
                       int64_t deadline_ms, struct sandbox **out, struct lh_error *err)
 {
@@ -85,10 +88,13 @@ int policy_begin_exec(struct daemon *d, const char *id, uint32_t attempt, unsign
         return r;
     for (;;) {
         struct lh_error why = {0};
-        r = rests(d, s) ? wake(d, s, attempt, deadline_ms, &why) : 0;
-        if (r == 0)
+        int rest = rests(d, s), now;
+        r = rest < 0 ? 0 : wake(d, s, rest, attempt, deadline_ms, &why);
+        bool awake = r == 0;
+        if (awake)
             r = sandbox_begin(d, s->id, attempt, states, HOLD_EXEC, deadline_ms, out, &why);
-        if (r == LH_FAILED_PRECONDITION && rests(d, s) && lh_ms_left(deadline_ms) > 0)
+        if (r == LH_FAILED_PRECONDITION && (now = rests(d, s)) >= 0 && (awake || now != rest) &&
+            lh_ms_left(deadline_ms) > 0)
             continue;
         if (r < 0)
             lh_fail(err, r, "%s", why.message);
