@@ -308,5 +308,6 @@ void spawner_main(char *const args[SPAWNER_ARGS], void (*init)(void))
     signal(SIGCHLD, SIG_IGN);
     signal(SIGINT, SIG_IGN); /* of the terminal: the daemon decides when to end */
     signal(SIGTERM, SIG_IGN);
+    signal(SIGPIPE, SIG_IGN); /* an init that dies before it is let go */
     serve(&s);
 }
