@@ -3,6 +3,8 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <sodium.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -51,14 +53,11 @@ int mac_key_load(const char *path, struct mac_key *key, struct lh_error *err)
                           MAC_KEY, DIGITS);
 }
 
-int mac_key_create(const char *path, struct lh_error *err)
+static int write_key(int fd, const char *path, struct lh_error *err)
 {
-    lh_autoclose int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
     struct mac_key key;
     char text[DIGITS + 2];
 
-    if (fd < 0)
-        return lh_fail_errno(err, errno, "key file %s", path);
     if (sodium_init() < 0)
         return lh_fail(err, LH_INTERNAL, "libsodium cannot start");
     randombytes_buf(key.bytes, sizeof key.bytes);
@@ -70,6 +69,26 @@ int mac_key_create(const char *path, struct lh_error *err)
     sodium_memzero(text, sizeof text);
     mac_key_forget(&key);
     return r;
+}
+
+/* Under its name only when it is whole, and never instead of another. */
+int mac_key_create(const char *path, struct lh_error *err)
+{
+    lh_autofree char *made = lh_format("%s.XXXXXX", path);
+
+    if (!made)
+        return lh_fail_errno(err, ENOMEM, "key file %s", path);
+    lh_autoclose int fd = mkostemp(made, O_CLOEXEC); /* mode 0600 */
+    if (fd < 0)
+        return lh_fail_errno(err, errno, "key file %s", path);
+    int r = write_key(fd, path, err);
+    if (r == 0 && renameat2(AT_FDCWD, made, AT_FDCWD, path, RENAME_NOREPLACE) < 0)
+        r = lh_fail_errno(err, errno, "key file %s", path);
+    if (r < 0) {
+        unlink(made);
+        return r;
+    }
+    return lh_sync_dir_of(path, err);
 }
 
 void mac_key_forget(struct mac_key *key)

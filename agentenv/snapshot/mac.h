@@ -20,7 +20,8 @@ struct mac_key {
 /* Reads a key file: 32 bytes, or 64 hexadecimal digits and a newline.  PERMISSION_DENIED when
  * others than its owner may read or write it. */
 int mac_key_load(const char *path, struct mac_key *key, struct lh_error *err);
-/* Makes one, mode 0600; ALREADY_EXISTS rather than replace it. */
+/* Makes one, mode 0600, which is there whole or not at all; ALREADY_EXISTS rather than replace it.
+ */
 int mac_key_create(const char *path, struct lh_error *err);
 void mac_key_forget(struct mac_key *key);
 

@@ -2,6 +2,7 @@
  * gives another, and a key that others can read is none. */
 #include <criterion/criterion.h>
 #include <criterion/new/assert.h>
+#include <dirent.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -67,6 +68,17 @@ Test(mac, sees_every_change)
     }
 }
 
+static uint64_t count_files(void)
+{
+    uint64_t n = 0;
+    lh_autoclosedir DIR *d = opendir(dir);
+
+    cr_assert(d != NULL);
+    for (const struct dirent *e; (e = readdir(d));)
+        n += e->d_name[0] != '.';
+    return n;
+}
+
 Test(mac, keys_are_kept_close)
 {
     struct mac_key a, b;
@@ -77,6 +89,9 @@ Test(mac, keys_are_kept_close)
     cr_assert(eq(int, mac_key_load(at("key"), &b, &e), 0), "%s", e.message);
     cr_expect(eq(int, memcmp(&a, &b, sizeof a), 0));
     cr_expect(eq(int, mac_key_create(at("key"), &e), LH_ALREADY_EXISTS));
+    cr_assert(eq(int, mac_key_load(at("key"), &b, &e), 0), "%s", e.message);
+    cr_expect(eq(int, memcmp(&a, &b, sizeof a), 0), "the first one stays");
+    cr_expect(eq(u64, count_files(), 1), "nothing else is left behind");
     cr_assert(eq(int, chmod(at("key"), 0640), 0));
     cr_expect(eq(int, mac_key_load(at("key"), &a, &e), LH_PERMISSION_DENIED));
     put("short", "0123", 0600);
