@@ -119,7 +119,7 @@ static int audit_dir(struct daemon *d, struct auditing *a, const char *kind, con
         int r = db_int(d->db, err, &known, query, "s", e->d_name);
         if (r < 0)
             return r;
-        if (!known)
+        if (!known && faccessat(dirfd(dir), e->d_name, F_OK, AT_SYMLINK_NOFOLLOW) == 0) /* still */
             problemf(a, "%s/%s has no record", kind, e->d_name);
     }
     return 0;
@@ -176,15 +176,14 @@ static int add_id(void *ctx, sqlite3_stmt *row, struct lh_error *err)
 /* Every page that they tell of is there, in them or in what they share. */
 static void check_images(struct daemon *d, struct auditing *a, const char *id)
 {
-    lh_autofree char *path = images_dir(d, id);
-    lh_autoclose int dir = path ? open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC) : -1;
     struct lh_error why = {0};
+    int dir = images_open(d, id, &why);
+    bool whole = dir >= 0 && criu_check(dir, &why) == 0;
 
-    if (dir >= 0 && criu_check(dir, &why) == 0)
-        return;
-    if (snapshot_is_ready(d, id)) /* still */
+    images_close(d, dir);
+    if (!whole && snapshot_is_ready(d, id)) /* still */
         problemf(a, "the processes of snapshot %s are recorded, but not there: %s", id,
-                 dir < 0 ? "no directory" : why.message);
+                 why.message);
 }
 
 static int audit_images(struct daemon *d, struct auditing *a, struct lh_error *err)

@@ -283,6 +283,9 @@ int layers_recover(struct daemon *d, struct lh_error *err)
     free(l.items);
     if (r == 0)
         r = sharing_recover(d, err);
+    if (r == 0) /* of rows that a power cut took */
+        r = remove_unknown(d, "sharing", "SELECT count(*) FROM sharing WHERE snapshot=? AND done=0",
+                           err);
     if (r == 0)
         r = remove_unknown(d, "layers", "SELECT count(*) FROM layers WHERE id=?", err);
     if (r == 0)

@@ -253,13 +253,14 @@ static int look_at(struct daemon *d, const struct pair *p, uint64_t *bytes, stru
     *bytes += freed;
     if (r == 0)
         return 0;
-    r = clear(d, p->id, err);
+    bool free = nobody_reads(d); /* what lies there may be the old images */
+    r = free ? clear(d, p->id, err) : 0;
     if (r < 0 || !is_there(d, p->id) || !is_there(d, p->base))
         return r;
     if (why.code == LH_RESOURCE_EXHAUSTED)
         return lh_fail(err, why.code, "%s", why.message);
     lh_warn("memory stays whole", "snapshot=%s why=%s", p->id, why.message);
-    return set_done(d, p->id, err);
+    return free ? set_done(d, p->id, err) : 0; /* else the next round clears it */
 }
 
 /* ---- rounds ---- */

@@ -203,6 +203,7 @@ class Lifecycle(HibernateTest):
             time.sleep(delay)
             self.d.kill()
             gc.wait()
+            os.makedirs(self.d.state + "/sharing/" + box, exist_ok=True)  # as if a power cut took its row
             self.d.start()
             self.assertEqual(self.d.audit(), [])
             self.assertEqual(os.listdir(self.d.state + "/sharing"), [])
