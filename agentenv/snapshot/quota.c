@@ -46,9 +46,10 @@ static void make_room(struct daemon *d)
 {
     struct gc_result done = {0};
     struct lh_error err = {0};
+    const struct sharing_scope scope = {.checkpoints = true, .at_once = true};
 
     if (snapshot_gc(d, GRACE_MS, &done, &err) < 0 ||
-        sharing_round(d, &(struct sharing_scope){.checkpoints = true}, &done.bytes, &err) < 0)
+        sharing_round(d, &scope, &done.bytes, &err) < 0)
         lh_warn("gc for a full store failed", "why=%s", err.message);
 }
 

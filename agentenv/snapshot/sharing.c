@@ -169,9 +169,9 @@ static bool nobody_reads(struct daemon *d)
 }
 
 /* In the background, and seldom anything to wait for. */
-static bool wait_for_readers(struct daemon *d)
+static bool wait_for_readers(struct daemon *d, bool at_once)
 {
-    int64_t deadline_ms = lh_now_ms() + READERS_MS;
+    int64_t deadline_ms = lh_now_ms() + (at_once ? 0 : READERS_MS);
 
     while (!nobody_reads(d)) {
         if (!lh_ms_left(deadline_ms))
@@ -182,12 +182,13 @@ static bool wait_for_readers(struct daemon *d)
 }
 
 /* What lies beside the images now are the old ones. */
-static int finish(struct daemon *d, const char *id, uint64_t freed, struct lh_error *err)
+static int finish(struct daemon *d, const char *id, const struct sharing_scope *scope,
+                  uint64_t freed, struct lh_error *err)
 {
     int r = db_run(d->db, err, "UPDATE snapshots SET bytes=max(0, bytes-?) WHERE id=?", "ls",
                    (int64_t)freed, id);
 
-    if (r < 0 || !wait_for_readers(d))
+    if (r < 0 || !wait_for_readers(d, scope->at_once))
         return r; /* the next round clears it */
     r = clear(d, id, err);
     return r == 0 ? set_done(d, id, err) : r;
@@ -205,7 +206,8 @@ static int make_shared(struct daemon *d, const struct pair *p, const char *work,
     return criu_shares(images) ? 0 : criu_share(images, base, to, out, err);
 }
 
-static int share(struct daemon *d, const struct pair *p, uint64_t *freed, struct lh_error *err)
+static int share(struct daemon *d, const struct pair *p, const struct sharing_scope *scope,
+                 uint64_t *freed, struct lh_error *err)
 {
     lh_autofree char *work = work_dir(d, p->id);
     struct criu_shared done = {0};
@@ -229,7 +231,7 @@ static int share(struct daemon *d, const struct pair *p, uint64_t *freed, struct
     *freed = done.shared * MEMORY_PAGE;
     lh_info("pages shared", "snapshot=%s with=%s pages=%llu shared=%llu", p->id, p->base,
             (unsigned long long)done.pages, (unsigned long long)done.shared);
-    return finish(d, p->id, *freed, err);
+    return finish(d, p->id, scope, *freed, err);
 }
 
 static bool is_there(struct daemon *d, const char *id)
@@ -242,14 +244,15 @@ static bool is_there(struct daemon *d, const char *id)
 
 /* One that cannot be shared stays whole; one that went meanwhile, or whose base did, is no error.
  */
-static int look_at(struct daemon *d, const struct pair *p, uint64_t *bytes, struct lh_error *err)
+static int look_at(struct daemon *d, const struct pair *p, const struct sharing_scope *scope,
+                   uint64_t *bytes, struct lh_error *err)
 {
     struct lh_error why = {0};
     uint64_t freed = 0;
 
     if (!p->base[0])
         return set_done(d, p->id, err);
-    int r = share(d, p, &freed, &why);
+    int r = share(d, p, scope, &freed, &why);
     *bytes += freed;
     if (r == 0)
         return 0;
@@ -276,7 +279,7 @@ static int look_at_all(struct daemon *d, const struct sharing_scope *scope, uint
     if (r == 0 && nobody_reads(d))
         r = clear_all(d, err);
     while (r == 0 && (r = next_pair(d, scope, &p, err)) == 0 && p.id[0])
-        r = look_at(d, &p, bytes, err);
+        r = look_at(d, &p, scope, bytes, err);
     return r;
 }
 

@@ -134,6 +134,7 @@ int layers_recover(struct daemon *d, struct lh_error *err);
 struct sharing_scope {
     int64_t after_ms; /* snapshots older than this */
     bool checkpoints; /* of sandboxes that sleep, too */
+    bool at_once;     /* what somebody still reads is left to the next round */
 };
 /* Compares the memory of every snapshot with processes in scope that was not compared yet; *bytes
  * grows by what became free. */
