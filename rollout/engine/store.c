@@ -56,6 +56,7 @@ static void finish(struct store *s, struct store_job *j, bool ok, enum kv_decisi
     j->outcome = outcome;
     j->finished_us = lh_now_us();
     j->op.bytes = 0;
+    j->op.deadline_us = 0; /* a load stays in the lanes until it is given back, for its staging */
     j->next = NULL;
     *s->last = j;
     s->last = &j->next;
@@ -69,8 +70,6 @@ static void drop_overdue(struct store *s)
 {
     for (struct kv_op *op; (op = kv_lanes_overdue(&s->lanes, lh_now_us()));) {
         bool spill = op->class == KV_LANE_SPILL;
-        if (!spill)
-            op->deadline_us = 0;
         finish(s, job_of(op), false, spill ? KV_SPILL_LATE : KV_LOAD_LATE);
     }
 }
