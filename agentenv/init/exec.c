@@ -191,6 +191,7 @@ void exec_attach(const struct wire_request *req, int channel)
 static void kill_tree(struct exec *e)
 {
     e->killing = true;
+    e->kill_ms = init_now_ms() + KILL_AGAIN_MS;
     if (e->flags & WIRE_LED)
         leader_kill(e);
     else if (write(e->kill_fd, "1", 1) != 1)
@@ -377,8 +378,8 @@ static void step(struct exec *e)
     if (has_deadline(e) && init_now_ms() >= e->deadline_ms) {
         e->timed_out = true;
         kill_tree(e);
-    } else if (e->leader && e->killing && !e->ended) {
-        leader_kill(e);
+    } else if (e->leader && e->killing && !e->ended && init_now_ms() >= e->kill_ms) {
+        kill_tree(e);
     }
     channel_step(e);
 }

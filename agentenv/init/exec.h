@@ -15,7 +15,9 @@ struct exec {
     pid_t pid;    /* with WIRE_LED 0 until the leader has told it */
     pid_t leader; /* WIRE_LED only, and `words`, what it says */
     int words;
-    bool killing; /* its tree is to be killed until the exec ends */
+    bool heard_end; /* the leader has told its end */
+    bool killing;   /* its tree is to be killed until the exec ends, next at kill_ms */
+    int64_t kill_ms;
     int status, pipe[EXEC_OUTPUTS], kill_fd, channel;
     bool blocked; /* the channel is full */
     int64_t started_ms, deadline_ms;

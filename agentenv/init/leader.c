@@ -98,32 +98,36 @@ int leader_start(struct exec *e, const struct launch *l)
     return 0;
 }
 
-bool leader_heard(struct exec *e, int *status)
+static bool hear_word(struct exec *e)
 {
     struct word w;
 
-    while (e->words >= 0 && read(e->words, &w, sizeof w) == sizeof w) {
-        if (w.pid < 0) /* the fork of the command failed */
-            e->failure =
-                (struct wire_report){.kind = WIRE_FAILED, .value = w.status, .step = "fork"};
-        if (w.ended) {
-            *status = w.status;
-            return true;
-        }
+    if (e->words < 0 || e->heard_end || read(e->words, &w, sizeof w) != sizeof w)
+        return false;
+    if (w.pid < 0) /* the fork of the command failed */
+        e->failure = (struct wire_report){.kind = WIRE_FAILED, .value = w.status, .step = "fork"};
+    e->heard_end = w.ended;
+    if (w.ended)
+        e->status = w.status;
+    else
         e->pid = w.pid;
-    }
-    return false;
+    return true;
+}
+
+bool leader_heard(struct exec *e, int *status)
+{
+    while (hear_word(e))
+        ;
+    *status = e->status;
+    return e->heard_end;
 }
 
 void leader_await_pid(struct exec *e)
 {
     struct pollfd p = {e->words, POLLIN, 0};
-    struct word w;
 
-    if (e->pid > 0 || poll(&p, 1, WORD_MS) <= 0)
-        return;
-    if (read(e->words, &w, sizeof w) == sizeof w && !w.ended)
-        e->pid = w.pid;
+    if (e->pid == 0 && !e->heard_end && poll(&p, 1, WORD_MS) > 0)
+        hear_word(e);
 }
 
 /* ---- the tree of processes ---- */
