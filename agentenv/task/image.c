@@ -167,6 +167,17 @@ static int keep_config(struct daemon *d, const char *id, const struct image_conf
                  : LH_RESOURCE_EXHAUSTED;
 }
 
+/* The one that another warm-up made, whose last line in `made_with` that is (daemon/zygote.c). */
+static int forget_zygote(struct daemon *d, const char *id, const struct image_config *c,
+                         struct lh_error *err)
+{
+    return c ? db_run(daemon_db(d), err,
+                      "DELETE FROM zygotes WHERE image=?1"
+                      " AND substr(made_with, -1 - length(?2)) <> char(10) || ?2",
+                      "ss", id, c->warm_up)
+             : 0;
+}
+
 static int import_tree(struct daemon *d, const char *id, const struct image_source *s,
                        struct lh_error *err)
 {
@@ -189,7 +200,9 @@ static int import_tree(struct daemon *d, const char *id, const struct image_sour
         snprintf(text, sizeof text, "%s", s->digest);
     lh_autofree char *same = find_same(d, name, text);
     if (same) { /* its tree stays; how it runs may have changed */
-        r = keep_config(d, same, s->config, err);
+        r = forget_zygote(d, same, s->config, err);
+        if (r == 0)
+            r = keep_config(d, same, s->config, err);
         return r < 0 ? r : remove_image(d, id, err);
     }
     if ((r = keep_config(d, id, s->config, err)) < 0)

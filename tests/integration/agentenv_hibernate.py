@@ -251,6 +251,7 @@ class Lifecycle(HibernateTest):
         r = self.d.run("image", "import", "warm", root, "--warm-up", "echo no such; exit 3", check=False)
         self.assertIn("its warm-up fails", r.stderr)
         self.assertIn("ends with 3: no such", r.stderr)
+        self.assertEqual(self.d.json("snapshot", "ls"), [], "what another command made goes with it")
         r = self.d.run("start", "warm", check=False)
         self.assertIn("ends with 3: no such", r.stderr)
         self.d.run("rm", "--all")
