@@ -139,7 +139,7 @@ static int from_sandbox(struct sandbox *s, struct sandbox *from, const V1(Create
 }
 
 static int from_source(struct daemon *d, struct sandbox *s, const V1(CreateRequest) * req,
-                       bool retry, struct lh_error *err)
+                       bool retry, int64_t deadline_ms, struct lh_error *err)
 {
     const Longhaul__Task__V1__Limits none = LONGHAUL__TASK__V1__LIMITS__INIT;
     int r;
@@ -150,7 +150,7 @@ static int from_source(struct daemon *d, struct sandbox *s, const V1(CreateReque
         r = merge_limits(&s->limits, req->limits, &none, err);
         if (r == 0)
             r = from_image(d, s, req->image, err);
-        return r < 0 || req->files_only ? r : zygote_choose(d, s, retry, err);
+        return r < 0 || req->files_only ? r : zygote_choose(d, s, retry, deadline_ms, err);
     case SOURCE(SNAPSHOT):
         return from_snapshot(d, s, req, err);
     case SOURCE(TASK):
@@ -161,7 +161,8 @@ static int from_source(struct daemon *d, struct sandbox *s, const V1(CreateReque
 }
 
 static int describe(struct daemon *d, struct sandbox *s, const V1(CreateRequest) * req,
-                    const struct daemon_create_options *o, bool retry, struct lh_error *err)
+                    const struct daemon_create_options *o, bool retry, int64_t deadline_ms,
+                    struct lh_error *err)
 {
     int r = check_name(req->name, err);
 
@@ -181,17 +182,19 @@ static int describe(struct daemon *d, struct sandbox *s, const V1(CreateRequest)
         (r = set_string(&s->snapshot, "", err)) < 0 || (r = set_string(&s->task, "", err)) < 0 ||
         (r = set_string(&s->top_layer, o ? o->top_layer : "", err)) < 0)
         return r;
-    r = o && o->over ? from_sandbox(s, o->over, req, err) : from_source(d, s, req, retry, err);
+    r = o && o->over ? from_sandbox(s, o->over, req, err)
+                     : from_source(d, s, req, retry, deadline_ms, err);
     return r < 0 ? r : network_describe(d, s, req, err);
 }
 
 /* After an error the handle is gone, too. */
-static struct box *restore_box(struct daemon *d, const struct box_spec *spec, const char *images,
-                               struct lh_error *err)
+static struct box *restore_box(struct daemon *d, struct sandbox *s, const struct box_spec *spec,
+                               const char *images, struct lh_error *err)
 {
     lh_auto(box) box = box_asleep(d->host, spec, err);
 
-    return box && images_restore(d, box, images, err) == 0 ? lh_steal(&box) : NULL;
+    s->unrestored = box && images_restore(d, box, images, err) < 0;
+    return box && !s->unrestored ? lh_steal(&box) : NULL;
 }
 
 int sandbox_start_box(struct daemon *d, struct sandbox *s, const char *images, struct lh_error *err)
@@ -205,7 +208,7 @@ int sandbox_start_box(struct daemon *d, struct sandbox *s, const char *images, s
     struct box *box = NULL;
     struct box_spec spec = sandbox_box_spec(s, dir, &chain);
     if (images)
-        box = mkdir(dir, 0700) == 0 ? restore_box(d, &spec, images, err)
+        box = mkdir(dir, 0700) == 0 ? restore_box(d, s, &spec, images, err)
                                     : (lh_fail_errno(err, errno, "directory %s", dir), NULL);
     else if (spec.in_memory || spare_take(d, dir, err) == 0)
         box = box_start(d->host, &spec, err);
@@ -240,7 +243,7 @@ static int bring_up(struct daemon *d, struct sandbox *s, bool files_only, int64_
     if (r == 0 && s->task[0] && !s->snapshot[0] && !s->over)
         r = d->hooks->task_setup(d, s->task, s->id, deadline_ms, err);
     if (r == 0 && s->cold)
-        r = zygote_run(d, s, err);
+        r = zygote_run(d, s, deadline_ms, err);
     if (r == 0 && s->state == SB_DEAD)
         r = lh_fail(err, LH_ABORTED, "it died while it was set up");
     if (r < 0)
@@ -305,7 +308,7 @@ static int create_new(struct daemon *d, const V1(CreateRequest) * req, const cha
     if (!s)
         return LH_RESOURCE_EXHAUSTED;
     s->refs++; /* ours, besides the table's */
-    r = describe(d, s, req, o, *retry, err);
+    r = describe(d, s, req, o, *retry, deadline_ms, err);
     *retry = false;
     if (r == 0)
         r = registry_insert(d, s, kind, key, s->snapshot[0] ? s->snapshot : NULL, err);
@@ -324,6 +327,8 @@ static int create_new(struct daemon *d, const V1(CreateRequest) * req, const cha
         s->unmade = sandbox_destroy_held(d, s, true, &undo) < 0;
         if (s->unmade)
             lh_warn("create not undone", "sandbox=%s why=%s", s->id, undo.message);
+        if (s->warm && s->unrestored)
+            zygote_blame(d, s);
         if (s->warm)
             lh_warn("zygote not restored", "image=%s why=%s", s->image, err->message);
     } else {

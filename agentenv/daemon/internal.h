@@ -42,6 +42,7 @@ struct sandbox {
     int64_t ttl_at_ms; /* lh_now_ms(); INT64_MAX = never */
     bool transient;
     bool warm;       /* starts from its image's zygote */
+    bool unrestored; /* its images were there, but could not be restored */
     bool cold;       /* has none, so that its image's warm-up is run in it */
     bool has_policy; /* that was asked for; for its creation */
     V1(Policy) policy;
@@ -287,11 +288,15 @@ int daemon_expire(struct daemon *d, const char *id, struct lh_error *err);
 /* Of a sandbox being described: its snapshot becomes the zygote of its image, which is made if
  * there is none, or s->cold is set; nothing for an image without a warm-up.  `retry`: after a
  * restore that failed. */
-int zygote_choose(struct daemon *d, struct sandbox *s, bool retry, struct lh_error *err);
+int zygote_choose(struct daemon *d, struct sandbox *s, bool retry, int64_t deadline_ms,
+                  struct lh_error *err);
 /* Runs the warm-up in a cold one. */
-int zygote_run(struct daemon *d, const struct sandbox *s, struct lh_error *err);
+int zygote_run(struct daemon *d, const struct sandbox *s, int64_t deadline_ms,
+               struct lh_error *err);
 /* Counts: it was restored, or was not. */
 void zygote_count(struct daemon *d, const struct sandbox *s, int result);
+/* Its restore failed: counted against the zygote if the sandbox had room for it. */
+void zygote_blame(struct daemon *d, const struct sandbox *s);
 
 /* ---- engines.c: which engines are offered ---- */
 

@@ -8,10 +8,12 @@
  *
  * Whoever cannot have it gets the same the slow way: the command runs in the new sandbox before it
  * is handed out.  How often that happens, and why, is counted.  A zygote that fails to be restored
- * FAILURES_MAX times in a row is not tried again.
+ * FAILURES_MAX times in a row, where there was room for it, is broken: only every AGAIN_EVERY-th
+ * start tries it again, since what was wrong may have been the host.
  *
  * Records: the snapshot is retained as "zygote-of/IMAGE", and a row of `zygotes` names it.  A
  * snapshot under that name without a row, or of an image that is no more, is swept. */
+#include <dirent.h>
 #include <errno.h>
 #include <string.h>
 #include <sys/utsname.h>
@@ -25,7 +27,8 @@
 
 LH_LOG_COMPONENT("agentenvd");
 
-enum { WARM_UP_MS = 600000, START_MS = 60000, FAILURES_MAX = 3, PIDS = 1024 };
+enum { WARM_UP_MS = 600000, START_MS = 60000, FAILURES_MAX = 3, AGAIN_EVERY = 32, PIDS = 1024 };
+enum { WORTH_MS = 10000 /* with less time left none is made */ };
 #define DISK_BYTES   ((uint64_t)4 << 30)
 #define MEMORY_BYTES ((uint64_t)2 << 30)
 
@@ -49,13 +52,17 @@ static int keep_first(void *ctx, int stream, const void *data, size_t len, struc
 }
 
 static int run(struct daemon *d, const char *sandbox, const V1(ImageInfo) * info,
-               struct lh_error *err)
+               int64_t deadline_ms, struct lh_error *err)
 {
+    int left_ms = lh_ms_left(deadline_ms);
     V1(ExecRequest) req = LONGHAUL__SANDBOX__V1__EXEC_REQUEST__INIT;
     V1(ExecExit) done = LONGHAUL__SANDBOX__V1__EXEC_EXIT__INIT;
     char *argv[] = {(char *)"/bin/sh", (char *)"-c", info->warm_up};
     struct last_words said = {0};
 
+    if (!left_ms) /* 0 would be the default */
+        return lh_fail(err, LH_DEADLINE_EXCEEDED, "no time left for warm-up \"%.100s\"",
+                       info->warm_up);
     req.id = (char *)sandbox;
     req.argv = argv;
     req.n_argv = LH_ARRAY_SIZE(argv);
@@ -63,18 +70,18 @@ static int run(struct daemon *d, const char *sandbox, const V1(ImageInfo) * info
     req.n_env = info->n_env;
     req.cwd = info->workdir;
     req.user = info->user;
-    req.timeout_ms = WARM_UP_MS;
+    req.timeout_ms = (uint32_t)(left_ms < WARM_UP_MS ? left_ms : WARM_UP_MS);
     int r = daemon_exec(d, &req, NULL, keep_first, &said, &done, err);
     if (r == 0 && (done.status || done.timed_out))
         r = lh_fail(err, LH_FAILED_PRECONDITION, "it ends with %d: %s", done.status, said.text);
     return r < 0 ? lh_wrap(err, "warm-up \"%.100s\"", info->warm_up) : 0;
 }
 
-int zygote_run(struct daemon *d, const struct sandbox *s, struct lh_error *err)
+int zygote_run(struct daemon *d, const struct sandbox *s, int64_t deadline_ms, struct lh_error *err)
 {
     lh_automsg(V1(ImageInfo)) info = d->hooks->image_info(d, s->image_id, err);
 
-    return info ? run(d, s->id, info, err) : err->code;
+    return info ? run(d, s->id, info, deadline_ms, err) : err->code;
 }
 
 /* ---- records ---- */
@@ -106,7 +113,7 @@ static int find(struct daemon *d, const char *image, const char *with, char id[L
     if (!found)
         return none.code == LH_NOT_FOUND ? 0 : lh_fail(err, none.code, "%s", none.message);
     int r = db_int(d->db, err, &failures, "SELECT failures FROM zygotes WHERE image=?", "s", image);
-    *broken = failures >= FAILURES_MAX;
+    *broken = failures >= FAILURES_MAX && failures % AGAIN_EVERY;
     if (!*broken)
         snprintf(id, LH_ID_SIZE, "%s", found);
     return r;
@@ -187,7 +194,7 @@ static int take(struct daemon *d, const char *sandbox, const V1(ImageInfo) * inf
                           image, id, with);
 }
 
-static int start(struct daemon *d, const char *image, char sandbox[LH_ID_SIZE],
+static int start(struct daemon *d, const char *image, int64_t deadline_ms, char sandbox[LH_ID_SIZE],
                  struct lh_error *err)
 {
     const struct daemon_create_options o = {.transient = true};
@@ -203,19 +210,20 @@ static int start(struct daemon *d, const char *image, char sandbox[LH_ID_SIZE],
     req.source_case = LONGHAUL__SANDBOX__V1__CREATE_REQUEST__SOURCE_IMAGE;
     req.image = (char *)image;
     req.files_only = true;
-    return daemon_create(d, &req, &o, lh_now_ms() + START_MS, sandbox, err);
+    int64_t ours_ms = lh_now_ms() + START_MS;
+    return daemon_create(d, &req, &o, ours_ms < deadline_ms ? ours_ms : deadline_ms, sandbox, err);
 }
 
 static int make(struct daemon *d, const V1(ImageInfo) * info, const char *image,
-                char id[LH_ID_SIZE], struct lh_error *err)
+                int64_t deadline_ms, char id[LH_ID_SIZE], struct lh_error *err)
 {
     char sandbox[LH_ID_SIZE] = "";
     struct lh_error undo = {0};
     int64_t start_ms = lh_now_ms();
-    int r = start(d, info->name, sandbox, err);
+    int r = start(d, info->name, deadline_ms, sandbox, err);
 
     if (r == 0)
-        r = run(d, sandbox, info, err);
+        r = run(d, sandbox, info, deadline_ms, err);
     if (r == 0)
         r = take(d, sandbox, info, image, id, err);
     if (sandbox[0] && daemon_remove(d, sandbox, ANY_ATTEMPT, &undo) < 0)
@@ -229,8 +237,8 @@ static int make(struct daemon *d, const V1(ImageInfo) * info, const char *image,
 }
 
 /* *id: it, made if need be; "" = none, and *why. */
-static int get(struct daemon *d, const V1(ImageInfo) * info, const char *image, char id[LH_ID_SIZE],
-               enum warm_start *why, struct lh_error *err)
+static int get(struct daemon *d, const V1(ImageInfo) * info, const char *image, int64_t deadline_ms,
+               char id[LH_ID_SIZE], enum warm_start *why, struct lh_error *err)
 {
     lh_autofree char *with = made_with(d, info);
     bool broken;
@@ -243,25 +251,51 @@ static int get(struct daemon *d, const V1(ImageInfo) * info, const char *image, 
         return 0;
     int r = find(d, image, with, id, &broken, err);
     *why = broken ? COLD_FAILED : COLD_NOT_MADE;
-    if (r < 0 || id[0] || broken || !begin_making(d))
+    if (r < 0 || id[0] || broken || lh_ms_left(deadline_ms) < WORTH_MS || !begin_making(d))
         return r;
-    r = make(d, info, image, id, err);
+    r = make(d, info, image, deadline_ms, id, err);
     end_making(d);
     return r;
 }
 
 /* ---- using it ---- */
 
-void zygote_count(struct daemon *d, const struct sandbox *s, int result)
+#define ONE_MORE "UPDATE zygotes SET failures=failures+1 WHERE image=?"
+
+static void set_failures(struct daemon *d, const struct sandbox *s, const char *statement)
 {
-    static const char *const statements[WARM_STARTS] = {
-        [WARM_RESTORED] = "UPDATE zygotes SET failures=0 WHERE image=? AND failures>0",
-        [COLD_FAILED] = "UPDATE zygotes SET failures=failures+1 WHERE image=?"};
     struct lh_error err = {0};
 
-    atomic_fetch_add(&d->warm_starts[result], 1);
-    if (statements[result] && db_run(d->db, &err, statements[result], "s", s->image_id) < 0)
+    if (db_run(d->db, &err, statement, "s", s->image_id) < 0)
         lh_warn("a zygote's failures are not counted", "image=%s why=%s", s->image, err.message);
+}
+
+void zygote_count(struct daemon *d, const struct sandbox *s, int result)
+{
+    atomic_fetch_add(&d->warm_starts[result], 1);
+    if (result == WARM_RESTORED)
+        set_failures(d, s, "UPDATE zygotes SET failures=0 WHERE image=? AND failures>0");
+}
+
+/* Twice what it is: CRIU runs within the same limits. */
+static bool has_room(struct daemon *d, const struct sandbox *s)
+{
+    lh_autofree char *path = images_dir(d, s->snapshot);
+    lh_autoclosedir DIR *dir = path ? opendir(path) : NULL;
+    uint64_t tasks = 0;
+    int64_t bytes = 0;
+
+    for (const struct dirent *e; dir && (e = readdir(dir));)
+        tasks += !strncmp(e->d_name, "core-", 5);
+    return db_int(d->db, NULL, &bytes, "SELECT bytes FROM snapshots WHERE id=?", "s",
+                  s->snapshot) == 0 &&
+           s->limits.memory_bytes / 2 >= (uint64_t)bytes && s->limits.pids / 2 >= tasks;
+}
+
+void zygote_blame(struct daemon *d, const struct sandbox *s)
+{
+    if (has_room(d, s))
+        set_failures(d, s, ONE_MORE);
 }
 
 static int set_snapshot(struct sandbox *s, const char *id, struct lh_error *err)
@@ -276,7 +310,8 @@ static int set_snapshot(struct sandbox *s, const char *id, struct lh_error *err)
     return 0;
 }
 
-int zygote_choose(struct daemon *d, struct sandbox *s, bool retry, struct lh_error *err)
+int zygote_choose(struct daemon *d, struct sandbox *s, bool retry, int64_t deadline_ms,
+                  struct lh_error *err)
 {
     lh_automsg(V1(ImageInfo)) info = d->hooks->image_info(d, s->image_id, err);
     enum warm_start why = COLD_FAILED;
@@ -285,12 +320,14 @@ int zygote_choose(struct daemon *d, struct sandbox *s, bool retry, struct lh_err
 
     if (!info || !*info->warm_up)
         return info ? 0 : err->code;
-    if (!retry && get(d, info, s->image_id, id, &why, &failed) < 0)
+    if (!retry && get(d, info, s->image_id, deadline_ms, id, &why, &failed) < 0)
         lh_warn("no zygote", "image=%s why=%s", s->image, failed.message);
     if (id[0] && failed.code == 0)
         return set_snapshot(s, id, err);
     s->cold = true;
     zygote_count(d, s, why);
+    if (!retry && why == COLD_FAILED) /* broken: this start counts, too */
+        set_failures(d, s, ONE_MORE);
     return 0;
 }
 
@@ -304,5 +341,6 @@ int daemon_warm_up(struct daemon *d, const char *image, struct lh_error *err)
     if (r < 0 || engines_need_criu(d, lh_now_ms() + START_MS, NULL) < 0)
         return r; /* then it is run at each start */
     lh_automsg(V1(ImageInfo)) info = d->hooks->image_info(d, found.id, err);
-    return info ? get(d, info, found.id, id, &why, err) : err->code;
+    return info ? get(d, info, found.id, lh_now_ms() + START_MS + WARM_UP_MS, id, &why, err)
+                : err->code;
 }
