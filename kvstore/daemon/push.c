@@ -99,7 +99,7 @@ void kv_push_ended(struct kv_service *s, const struct kv_remote_op *op)
     give_bytes(s, n);
 }
 
-static void unstage(struct kv_service *s)
+void kv_push_unstage(struct kv_service *s)
 {
     if (s->push.staged)
         give_bytes(s, kv_at(&s->index, s->push.staged));
@@ -136,7 +136,7 @@ static bool push_next(struct kv_service *s, int64_t now_us)
     if (part != KV_PARTS && !lost)
         return false;
     q->skipped += n->phase != KV_VISIBLE || lost;
-    unstage(s);
+    kv_push_unstage(s);
     q->head = (q->head + 1) % KV_PUSH_QUEUE;
     q->n--;
     return true;

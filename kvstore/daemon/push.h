@@ -29,6 +29,8 @@ void kv_push_finish(struct kv_push *q);
 void kv_push_offer(struct kv_service *s, struct kv_node *n);
 /* A store has ended. */
 void kv_push_ended(struct kv_service *s, const struct kv_remote_op *op);
+/* Lets go of what was being brought into memory; it comes again with its turn. */
+void kv_push_unstage(struct kv_service *s);
 void kv_push_work(struct kv_service *s, int64_t now_us);
 
 #endif

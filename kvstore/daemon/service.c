@@ -177,6 +177,7 @@ void kv_service_give_up(struct kv_service *s)
 {
     while (kv_root_reclaimable(&s->index))
         kv_root_reclaim(&s->index, UINT32_MAX);
+    kv_push_unstage(s); /* it would be dropped as what memory alone has */
     kv_index_lose_memory(&s->index);
     if (s->has_disk)
         kv_exchange_end_era(&s->exchange);

@@ -236,7 +236,8 @@ bool kv_exchange_is_loaded(const struct kv_index *ix, const struct kv_node *hit,
     return true;
 }
 
-/* What cannot be read is lost, and with it all that continues it. */
+/* What cannot be read is lost, and with it all that continues it.  What was read into memory that
+ * has been given away meanwhile is still on disk. */
 static void end_load(struct kv_exchange *x, const struct kv_io *io, struct kv_node *n, bool done)
 {
     struct kv_root *root = kv_root_of(x->index, n);
@@ -245,7 +246,7 @@ static void end_load(struct kv_exchange *x, const struct kv_io *io, struct kv_no
     n->loading &= (uint8_t) ~(1u << io->part);
     if (!done || io->era != x->era || n->phase != KV_VISIBLE) {
         kv_object_free(x->index, root, io->part, &unused, KV_MEMORY);
-        if (n->phase == KV_VISIBLE && !root->retired)
+        if (!done && n->phase == KV_VISIBLE && !root->retired)
             kv_node_drop(x->index, n);
         return;
     }

@@ -101,6 +101,31 @@ Test(device, what_leaves_memory_comes_back, .timeout = 60)
     end(&f);
 }
 
+/* The memory goes while they are read into it: they are on disk as before. */
+Test(device, loads_that_outlive_the_memory_lose_nothing, .timeout = 60)
+{
+    struct device f;
+    struct kv_service *s = &f.d.service;
+
+    begin(&f);
+    fill(&f);
+    const struct kv_root *root = kv_root_find(&s->index, &f.root);
+    struct kv_node *n = kv_node_find(&s->index, root, &f.chains[0][UNITS - 1]);
+    cr_assert(eq(int, (int)kv_exchange_load(&s->exchange, n, 0, lh_now_us()), (int)KV_FETCHING));
+    kv_disk_submit(&s->disk);
+    cr_assert(s->disk.of_kind[KV_IO_LOAD]);
+    kv_service_leave(s, false);
+    kv_service_give_up(s);
+    kv_service_return(s);
+    direct_settle(&f.d, SETTLE_MS);
+    cr_assert(eq(u64, s->exchange.loaded, 0), "into memory that is not there any more");
+    cr_assert(eq(u64, s->disk.read_errors, 0));
+    cr_assert(eq(u32, s->pages.used, 0));
+    cr_assert(eq(sz, read_all(&f, 0, SETTLE_MS), UNITS));
+    cr_assert(eq(u32, f.corrupt, 0));
+    end(&f);
+}
+
 /* First touch passes through memory, second touch stays. */
 Test(device, the_second_touch_promotes, .timeout = 60)
 {
