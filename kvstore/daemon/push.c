@@ -86,7 +86,8 @@ static void send_part(struct kv_service *s, struct kv_node *n, enum kv_part part
     kv_remote_begin(&s->remote, &op);
 }
 
-/* What could not be sent waits for another turn, behind the others. */
+/* What could not be sent waits for another turn, behind the others; what is wrong here never gets
+ * right by being sent again. */
 void kv_push_ended(struct kv_service *s, const struct kv_remote_op *op)
 {
     struct kv_node *n = kv_at(&s->index, op->node);
@@ -94,6 +95,8 @@ void kv_push_ended(struct kv_service *s, const struct kv_remote_op *op)
     n->sending &= (uint16_t) ~(1u << op->object.part);
     if (op->status == 0)
         n->remote |= 1u << op->object.part;
+    else if (op->status == LH_DATA_LOSS)
+        s->push.skipped++;
     else if (n->phase == KV_VISIBLE)
         kv_push_offer(s, n);
     give_bytes(s, n);

@@ -25,7 +25,6 @@ enum {
     IDLE_MS = 1000,
     EXPIRE_MS = 100
 };
-enum { COPY_US = 200000 }; /* for what is being copied when the memory is to go */
 
 struct client {
     int fd;
@@ -168,7 +167,9 @@ static void give_up(struct server *s)
     kv_lent_gave(s->lent);
 }
 
-/* Half of the time that arbiterd leaves is for writing, if anything is to be written. */
+/* Half of the time that arbiterd leaves is for writing what is to be written, and for what is being
+ * copied: whoever copies on into memory that has gone fills it again.  It ends early when nothing
+ * of either is left. */
 static void follow_arbiter(struct server *s)
 {
     int64_t now_us = lh_now_us(), deadline_us;
@@ -180,10 +181,8 @@ static void follow_arbiter(struct server *s)
     if (!kv_lent_wants(s->lent, &deadline_us))
         return;
     if (!s->service->away) {
-        int64_t half_us = (deadline_us - now_us) / 2;
-        bool write = s->lent->keeps_late;
-        s->give_up_at_us = now_us + (write || half_us < COPY_US ? half_us : COPY_US);
-        kv_service_leave(s->service, write);
+        s->give_up_at_us = now_us + (deadline_us - now_us) / 2;
+        kv_service_leave(s->service, s->lent->keeps_late);
     }
     if (kv_service_is_quiet(s->service) || now_us >= s->give_up_at_us)
         give_up(s);
@@ -195,8 +194,10 @@ static int timeout_of(const struct server *s, bool work)
 
     if (work)
         return 0;
-    if (s->lent && kv_lent_wants(s->lent, &deadline_us))
-        return lh_ms_left(s->give_up_at_us / 1000 + 1);
+    if (s->lent && kv_lent_wants(s->lent, &deadline_us)) {
+        int left = lh_ms_left(s->give_up_at_us / 1000 + 1);
+        return left < EXPIRE_MS ? left : EXPIRE_MS;
+    }
     for (unsigned i = 0; i < s->n; i++)
         if (s->clients[i]->peer.n_grants || s->clients[i]->waiting)
             return EXPIRE_MS;

@@ -145,7 +145,11 @@ static int store(const struct worker *w, struct kv_remote_op *op, struct lh_erro
 
     kv_remote_name(&op->object, name);
     kv_remote_header(&op->object, header);
-    return w->pool->kind->put(w->peer, name, parts, op->deadline_ms, err);
+    int r = w->pool->kind->put(w->peer, name, parts, op->deadline_ms, err);
+    /* The memory may have been given away meanwhile; what has arrived then is refused when read. */
+    if (r == 0 && lh_crc32c(0, op->bytes, op->object.bytes) != op->object.crc32c)
+        return lh_fail(err, LH_DATA_LOSS, "%s changed while it was sent", name);
+    return r;
 }
 
 /* True: the gate is open, or this one may try it. */

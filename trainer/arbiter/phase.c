@@ -127,16 +127,20 @@ static uint64_t enforce_residual(struct node *n)
     return sum;
 }
 
-/* What is in files that should be empty now, whoever wrote it. */
-static uint64_t residual_in_files(const struct node *n)
+/* What is in files that should be empty now, whoever wrote it.  They are emptied once more first:
+ * who was still copying has lost it. */
+static uint64_t residual_in_files(struct node *n)
 {
     uint64_t sum = 0;
 
     for (size_t i = 0; i < NODE_CLIENTS; i++) {
-        const struct client *c = &n->clients[i];
-        for (size_t k = 0; c->fd >= 0 && k < c->n_regions; k++)
-            if (!(c->regions[k].phases >> n->sw.next & 1))
-                sum += node_file_bytes(&c->regions[k]);
+        struct client *c = &n->clients[i];
+        for (size_t k = 0; c->fd >= 0 && k < c->n_regions; k++) {
+            if (c->regions[k].phases >> n->sw.next & 1)
+                continue;
+            node_take_back(n, &c->regions[k]);
+            sum += node_file_bytes(&c->regions[k]);
+        }
     }
     return sum;
 }
