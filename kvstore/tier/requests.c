@@ -3,15 +3,19 @@
  * last to the first, so a request grows at either end.  Waiting for more to come was rejected: what
  * is there when the caller has nothing else to begin is handed to the device. */
 #include <errno.h>
+#include <poll.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 
 #include "kvstore/tier/disk.h"
+#include "proto/clock.h"
 #include "proto/log.h"
 
 LH_LOG_COMPONENT("kvstored");
+
+enum { CLOSE_MS = 1000 };
 
 int kv_requests_init(struct kv_disk *d, struct lh_error *err)
 {
@@ -26,8 +30,28 @@ int kv_requests_init(struct kv_disk *d, struct lh_error *err)
     return r < 0 ? lh_fail_errno(err, -r, "io_uring's eventfd") : 0;
 }
 
+/* Their buffers are about to be somebody else's, and what is in them then would be the index. */
+static void await_index(struct kv_disk *d)
+{
+    int64_t deadline = lh_now_ms() + CLOSE_MS;
+
+    kv_disk_submit(d);
+    for (int left = 1; left > 0;) {
+        for (struct kv_done done; kv_disk_ended(d, &done, lh_now_us());)
+            ;
+        if (!d->of_kind[KV_IO_SECTORS])
+            return;
+        left = lh_ms_left(deadline);
+        poll(&(struct pollfd){.fd = d->ring.ring_fd, .events = POLLIN}, 1, left);
+    }
+    lh_warn("disk-close", "%u writes of the index have not ended", d->of_kind[KV_IO_SECTORS]);
+    d->run_buffers = NULL; /* left to them */
+}
+
 void kv_requests_finish(struct kv_disk *d)
 {
+    if (d->event_fd >= 0)
+        await_index(d);
     if (d->ring.ring_fd >= 0)
         io_uring_queue_exit(&d->ring);
     if (d->event_fd >= 0)

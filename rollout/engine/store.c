@@ -24,6 +24,7 @@ struct store {
     /* under lock */
     bool closing, looking;
     struct store_job *moving; /* of which a piece is under way; NULL = none */
+    bool moved;               /* it has ended: the job may be gone, the pump is not yet on */
     struct kv_lanes lanes;
     struct store_job *finished, **last;
     struct store_counters counters;
@@ -140,13 +141,14 @@ static struct kv_hit *account_piece(struct store *s, struct store_job *j, int64_
     struct kv_hit *hit = NULL;
     LH_LOCKED(&s->lock);
 
+    s->moved = true;
     kv_lanes_done(&s->lanes, &j->op, j->piece_bytes, j->piece_began_us, lh_now_us(),
                   r > 0 || (!spill && r == 0));
     s->counters.spilled_bytes += spill && r > 0 ? (uint64_t)r : 0;
     if (spill)
         finish(s, j, r >= 0, r >= 0 ? KV_SPILLED : KV_SPILL_FAILED);
     else
-        load_moved(s, j, r);
+        load_moved(s, j, j->abandoned ? LH_CANCELLED : r);
     if (!spill && !j->op.bytes)
         hit = lh_steal(&j->hit);
     return hit;
@@ -229,7 +231,8 @@ static void on_found(void *job, struct kv_async *io)
     kv_async_destroy(io);
     pthread_mutex_lock(&s->lock);
     if (r == 0)
-        r = s->closing ? lh_fail(&err, LH_CANCELLED, "cancelled") : begin_get(s, j, &err);
+        r = s->closing || j->abandoned ? lh_fail(&err, LH_CANCELLED, "cancelled")
+                                       : begin_get(s, j, &err);
     pthread_mutex_unlock(&s->lock);
     if (r < 0)
         end_piece(s, j, r, &err);
@@ -240,6 +243,8 @@ static int begin_piece(struct store *s, struct store_job *j, struct lh_error *er
     struct kv_batch find = {.chain = j->chain, .first = j->first, .n = j->units, .done = on_found};
     struct kv_batch put = find;
 
+    if (j->abandoned)
+        return lh_fail(err, LH_CANCELLED, "nobody wants it any more");
     if (j->op.class != KV_LANE_SPILL)
         return j->hit ? begin_get(s, j, err) : begin(j, KV_PREFETCH, &find, err);
     put.blocks = j->pointers;
@@ -262,6 +267,7 @@ static void pump(struct store *s)
         j->piece_bytes = bytes;
         j->piece_began_us = lh_now_us();
         s->moving = j;
+        s->moved = false;
         if (begin_piece(s, j, &err) == 0)
             return;
         s->moving = NULL;
@@ -304,19 +310,30 @@ struct store *store_create(const struct store_options *o, struct lh_error *err)
 }
 
 /* Under lock, with no piece in flight. */
-static void drop_all(struct store *s)
+static struct store_job *take_all(struct store *s)
 {
+    struct store_job *all = s->finished;
+
     for (int class = 0; class < KV_LANE_CLASSES; class ++)
         for (struct kv_op *op; (op = s->lanes.ops[class]);) {
             kv_lanes_remove(&s->lanes, op);
-            if (job_of(op)->finished_us == 0)
-                store_job_destroy(job_of(op));
+            if (job_of(op)->finished_us)
+                continue; /* in the list, or the engine's */
+            job_of(op)->next = all;
+            all = job_of(op);
         }
-    for (struct store_job *j; (j = s->finished);) {
-        s->finished = j->next;
-        store_job_destroy(j);
-    }
+    s->finished = NULL;
     s->last = &s->finished;
+    return all;
+}
+
+/* Giving a hit back talks to kvstored: never under lock. */
+static void destroy_all(struct store_job *all)
+{
+    for (struct store_job *next; all; all = next) {
+        next = all->next;
+        store_job_destroy(all);
+    }
 }
 
 /* Under lock: ends what is under way, and lets nothing begin meanwhile.  A piece ends before its
@@ -324,7 +341,7 @@ static void drop_all(struct store *s)
 static void quiesce(struct store *s)
 {
     s->closing = true;
-    if (s->moving)
+    if (s->moving && !s->moved)
         kv_trajectory_cancel(s->moving->trajectory);
     if (s->looking)
         kv_trajectory_cancel(s->looks);
@@ -339,8 +356,9 @@ void store_destroy(struct store *s)
         return;
     pthread_mutex_lock(&s->lock);
     quiesce(s);
-    drop_all(s);
+    struct store_job *all = take_all(s);
     pthread_mutex_unlock(&s->lock);
+    destroy_all(all);
     kv_trajectory_close(s->looks);
     pthread_cond_destroy(&s->changed);
     pthread_mutex_destroy(&s->lock);
@@ -355,8 +373,9 @@ void store_use_root(struct store *s, const struct kv_key *root, uint64_t policy_
         return;
     pthread_mutex_lock(&s->lock);
     quiesce(s);
-    drop_all(s);
+    struct store_job *all = take_all(s);
     pthread_mutex_unlock(&s->lock);
+    destroy_all(all);
     if (kv_use_root(s->o.client, root, policy_step, 1, &err) < 0)
         lh_warn("store_root", "step=%llu error=%s", (unsigned long long)policy_step, err.message);
 }
@@ -412,8 +431,9 @@ void store_abandon(struct store *s, struct store_job *j)
 
     if (j->finished_us)
         return;
+    j->abandoned = true;
     kv_trajectory_cancel(j->trajectory);
-    if (j != s->moving)
+    if (j != s->moving) /* else before its next piece */
         give_up(s, j);
 }
 

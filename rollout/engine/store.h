@@ -30,7 +30,7 @@ struct store_job {
     struct kv_key *chain;
     size_t first, units; /* of a load: wanted at most, then found; units 0 = miss */
     char *blocks, *state;
-    bool ok;
+    bool ok, abandoned;
     enum kv_decision outcome; /* when it has finished */
     int64_t submitted_us, finished_us;
 
