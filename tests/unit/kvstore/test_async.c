@@ -237,10 +237,8 @@ Test(async, what_is_cancelled_or_late_stores_nothing)
         b.deadline_ms = lh_now_ms() + (i == 0 ? 300 : LONG_MS);
         a[i] = begin(i == 1 ? mine : other, KV_PUT, b);
     }
-    int64_t began = lh_now_ms();
     kv_trajectory_cancel(mine);
     cr_assert(eq(i64, kv_async_wait(a[0], &e), LH_DEADLINE_EXCEEDED), "%s", e.message);
-    cr_assert(lt(long, (long)(lh_now_ms() - began), LONG_MS / 2));
     kill(d.pid, SIGCONT);
     cr_assert(eq(i64, kv_async_wait(a[1], &e), LH_CANCELLED), "%s", e.message);
     cr_assert(gt(i64, kv_async_wait(a[2], &e), 0), "%s", e.message);
