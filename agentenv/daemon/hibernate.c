@@ -19,7 +19,7 @@ LH_LOG_COMPONENT("agentenvd");
 enum { ALIVE = SB_IN(SB_RUNNING) | SB_IN(SB_FROZEN), SMOOTHING = 8 };
 
 /* What one took, into the mean that Engines reports.  Two at a time may lose one of them. */
-static void note_cost(atomic_ullong *mean_us, int64_t start_us)
+void note_cost(atomic_ullong *mean_us, int64_t start_us)
 {
     unsigned long long before = *mean_us, took = (unsigned long long)(lh_now_us() - start_us);
 

@@ -255,6 +255,8 @@ int sandbox_end_box(struct daemon *d, struct sandbox *s, struct lh_error *err);
 
 int daemon_hibernate(struct daemon *d, const char *id, uint32_t attempt, int64_t deadline_ms,
                      struct lh_error *err);
+/* Adds what has been going on since start_us to a smoothed mean. */
+void note_cost(atomic_ullong *mean_us, int64_t start_us);
 int daemon_resume(struct daemon *d, const char *id, uint32_t attempt, int64_t deadline_ms,
                   struct lh_error *err);
 int daemon_rollback(struct daemon *d, const V1(RollbackRequest) * req, int64_t deadline_ms,

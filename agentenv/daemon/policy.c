@@ -123,9 +123,12 @@ int policy_rest(struct daemon *d, const char *id, bool hibernate, int64_t deadli
     if (r < 0)
         return r;
     int64_t used_ms = s->used_ms; /* a rest is no use */
+    int64_t start_us = lh_now_us();
     r = 1;
     if (is_idle(d, s, hibernate ? s->policy.hibernate_after_ms : s->policy.freeze_after_ms))
         r = hibernate ? snapshot_hibernate(d, s, err) : set_frozen_held(d, s, true, err);
+    if (r == 0 && hibernate)
+        note_cost(&d->hibernate_us, start_us);
     pthread_mutex_lock(&d->lock);
     s->busy = false;
     s->used_ms = used_ms;
