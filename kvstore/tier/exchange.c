@@ -113,7 +113,15 @@ static enum turn first_turn(const struct kv_exchange *x)
     return n->queued ? turn_of(x->index, n) : GONE;
 }
 
-/* Takes one node from the queue; false when there is no room for it on disk. */
+static bool is_at_quota(const struct kv_index *ix, const struct kv_node *n, enum kv_part part)
+{
+    const struct kv_root *root = kv_root_of(ix, n);
+
+    return !kv_tenant_has_room(ix, root, KV_DISK, root->pages[part][KV_DISK]);
+}
+
+/* Takes one node from the queue; false when there is no room for it on disk.  A tenant at its quota
+ * holds up nobody else. */
 static bool write_first(struct kv_exchange *x, enum turn turn, int64_t now_us)
 {
     struct kv_node *n = take_first(x);
@@ -122,7 +130,7 @@ static bool write_first(struct kv_exchange *x, enum turn turn, int64_t now_us)
         kv_exchange_offer(x, n);
     for (int part = 0; turn == NOW && part < KV_PARTS; part++)
         if (wants_storing(x->index, n, part) && !store(x, n, part, now_us))
-            return false;
+            return is_at_quota(x->index, n, part);
     return true;
 }
 
