@@ -11,7 +11,7 @@
 /* Of a machine where nothing was hibernated yet: the first one there is measured. */
 static const double COST_UNKNOWN_MS = 200, SMOOTHING = 0.25;
 
-enum { ASK_EVERY_MS = 10000, ASK_MS = 5000 };
+enum { ASK_EVERY_MS = 10000, ASK_AGAIN_MS = 1000 /* after no answer */ };
 
 enum mode { AUTO, NEVER, ALWAYS };
 
@@ -89,12 +89,13 @@ static double expected_ms(const struct rest *r)
 
 /* ---- the cost ---- */
 
-static void ask(struct rest *r)
+static void ask(struct rest *r, int64_t deadline_ms)
 {
+    int left = lh_ms_left(deadline_ms);
     Longhaul__Sandbox__V1__Empty req = LONGHAUL__SANDBOX__V1__EMPTY__INIT;
     lh_automsg(Longhaul__Sandbox__V1__EnginesReply) reply = NULL;
     int status = rpc_unary(r->agentenv, "/longhaul.sandbox.v1.Sandboxes/Engines", &req.base,
-                           &longhaul__sandbox__v1__engines_reply__descriptor, ASK_MS,
+                           &longhaul__sandbox__v1__engines_reply__descriptor, left > 1 ? left : 1,
                            (ProtobufCMessage **)&reply, NULL);
     bool offered = false;
 
@@ -102,10 +103,11 @@ static void ask(struct rest *r)
         offered |= !strcmp(reply->engines[i], "criu");
     LH_LOCKED(&r->lock);
     r->asking = false;
-    r->ask_at_ms = lh_now_ms() + ASK_EVERY_MS;
+    r->ask_at_ms = lh_now_ms() + (status == 0 ? ASK_EVERY_MS : ASK_AGAIN_MS);
+    if (status < 0)
+        return; /* what is known holds */
     r->offered = offered;
-    if (status == 0)
-        r->cost_ms = (double)(reply->hibernate_us + reply->resume_us) / 1e3;
+    r->cost_ms = (double)(reply->hibernate_us + reply->resume_us) / 1e3;
 }
 
 /* Whoever finds it out of date asks; others go on with what is known. */
@@ -118,12 +120,12 @@ static bool begin_asking(struct rest *r)
     return due;
 }
 
-enum rest_answer rest_judge(struct rest *r)
+enum rest_answer rest_judge(struct rest *r, int64_t deadline_ms)
 {
     if (r->mode == NEVER)
         return REST_NO;
     if (begin_asking(r))
-        ask(r);
+        ask(r, deadline_ms);
     LH_LOCKED(&r->lock);
     double cost_ms = r->cost_ms > 0 ? r->cost_ms : COST_UNKNOWN_MS;
     enum rest_answer answer = !r->offered                ? REST_NO

@@ -7,8 +7,14 @@
  * wait in the queue now than did then.
  *
  * Putting away overlaps with thinking: the harness gives the sandbox a policy under which agentenvd
- * hibernates it at once, and takes it away before the next action, which resumes it.  Nothing else
- * changes: what the action finds is what the one before left, to the bit.
+ * hibernates it at once, and takes it away before the next action, which resumes it.  What the
+ * action finds is what the one before left, to the bit.  How far a process has got that was left
+ * running in the background depends on timing, with hibernation (it stands still meanwhile) or
+ * without (it runs for as long as the model thinks).  A resume that fails is a lost sandbox: the
+ * attempt goes back to the last commit point, whose snapshot holds files and no processes.
+ *
+ * A turn's beginning waits for agentenvd a fifth of a second at most, and asks nothing twice: what
+ * is not answered by then is not put away.
  *
  * Threads: any. */
 #ifndef ROLLOUT_HARNESS_REST_H
@@ -34,9 +40,9 @@ void rest_note_turn(struct rest *r, int64_t ms, unsigned in_engine);
 void rest_note_queue(struct rest *r, unsigned in_engine);
 /* Whether the sandbox of a turn that begins now should be put away: not at all, if it holds
  * processes or memory worth mentioning (else there is nothing to gain), or in any case.  May ask
- * agentenvd. */
+ * agentenvd, until the deadline. */
 enum rest_answer { REST_NO, REST_IF_IT_HOLDS, REST_YES };
-enum rest_answer rest_judge(struct rest *r);
+enum rest_answer rest_judge(struct rest *r, int64_t deadline_ms);
 
 enum rest_event { REST_PUT_AWAY, REST_RESUMED, REST_FAILED, REST_KEPT, REST_EVENTS };
 void rest_count(struct rest *r, enum rest_event what);

@@ -17,7 +17,7 @@ enum {
     CLEAN_TIMEOUT_MS = 15000,
     RUN_GRACE_MS = 15000, /* beyond the action's own timeout, until agentenvd counts as gone */
     RETRY_EVERY_MS = 100,
-    REST_MS = 5000, /* to tell agentenvd */
+    REST_MS = 200, /* all that a turn's beginning waits for agentenvd */
     REST_AFTER_MS = 1,
     REST_MEMORY_BYTES = 32 << 20,
     REBUILDS = 3,
@@ -156,9 +156,15 @@ void sandbox_remove(struct sandbox *s)
 
 /* ---- resting ---- */
 
+typedef int call_fn(struct rpc_channel *ch, const char *method, const ProtobufCMessage *request,
+                    const ProtobufCMessageDescriptor *type, int timeout_ms,
+                    ProtobufCMessage **reply, struct lh_error *err);
+
 /* 0 = never again by itself. */
-static int set_rest(struct sandbox *s, uint32_t after_ms, int timeout_ms, struct lh_error *err)
+static int set_rest(struct sandbox *s, uint32_t after_ms, call_fn *by, int timeout_ms,
+                    struct lh_error *err)
 {
+    ProtobufCMessage *reply = NULL;
     Longhaul__Sandbox__V1__SetPolicyRequest req = LONGHAUL__SANDBOX__V1__SET_POLICY_REQUEST__INIT;
     Longhaul__Sandbox__V1__Policy policy = LONGHAUL__SANDBOX__V1__POLICY__INIT;
 
@@ -166,30 +172,40 @@ static int set_rest(struct sandbox *s, uint32_t after_ms, int timeout_ms, struct
     req.id = s->id;
     req.attempt = s->attempt;
     req.policy = &policy;
-    return call_empty(s->agentenv, SANDBOXES "SetPolicy", &req.base,
-                      &longhaul__sandbox__v1__sandbox__descriptor, timeout_ms, err);
+    int r = by(s->agentenv, SANDBOXES "SetPolicy", &req.base,
+               &longhaul__sandbox__v1__sandbox__descriptor, timeout_ms, &reply, err);
+    if (r == 0)
+        lh_message_free(reply);
+    return r;
+}
+
+static int ms_of(int64_t deadline_ms)
+{
+    int left = lh_ms_left(deadline_ms);
+
+    return left > 1 ? left : 1;
 }
 
 /* More than init: what an action has left running, or memory that is charged to it. */
-static bool holds_something(struct sandbox *s)
+static bool holds_something(struct sandbox *s, int64_t deadline_ms)
 {
     Longhaul__Sandbox__V1__SandboxId id = LONGHAUL__SANDBOX__V1__SANDBOX_ID__INIT;
     lh_automsg(Longhaul__Sandbox__V1__Sandbox) now = NULL;
 
     id.id = s->id;
-    return call(s->agentenv, SANDBOXES "Show", &id.base,
-                &longhaul__sandbox__v1__sandbox__descriptor, REST_MS, (ProtobufCMessage **)&now,
-                NULL) == 0 &&
+    return rpc_unary(s->agentenv, SANDBOXES "Show", &id.base,
+                     &longhaul__sandbox__v1__sandbox__descriptor, ms_of(deadline_ms),
+                     (ProtobufCMessage **)&now, NULL) == 0 &&
            (now->processes > 1 || now->memory_bytes >= REST_MEMORY_BYTES);
 }
 
-static bool should_rest(struct sandbox *s)
+static bool should_rest(struct sandbox *s, int64_t deadline_ms)
 {
-    enum rest_answer answer = s->rest && *s->id ? rest_judge(s->rest) : REST_NO;
+    enum rest_answer answer = s->rest && *s->id ? rest_judge(s->rest, deadline_ms) : REST_NO;
 
     if (answer != REST_IF_IT_HOLDS)
         return answer == REST_YES;
-    if (holds_something(s))
+    if (holds_something(s, deadline_ms))
         return true;
     rest_count(s->rest, REST_KEPT);
     return false;
@@ -197,12 +213,13 @@ static bool should_rest(struct sandbox *s)
 
 void sandbox_rest(struct sandbox *s)
 {
+    int64_t deadline_ms = lh_now_ms() + REST_MS;
     struct lh_error err = {0};
 
-    if (!should_rest(s))
+    if (!should_rest(s, deadline_ms))
         return;
     s->resting = true; /* also when nobody knows whether it was heard */
-    int r = set_rest(s, REST_AFTER_MS, REST_MS, &err);
+    int r = set_rest(s, REST_AFTER_MS, rpc_unary, ms_of(deadline_ms), &err);
     rest_count(s->rest, r == 0 ? REST_PUT_AWAY : REST_FAILED);
     if (r < 0)
         lh_warn("not_put_away", "sandbox=%s error=%s", s->id, err.message);
@@ -215,7 +232,7 @@ static int wake(struct sandbox *s, int timeout_ms, struct lh_error *err)
 
     if (!s->resting)
         return 0;
-    int r = set_rest(s, 0, timeout_ms, err);
+    int r = set_rest(s, 0, call, timeout_ms, err);
     if (r < 0)
         return r;
     req.id = s->id;
@@ -372,7 +389,8 @@ int sandbox_commit(struct sandbox *s, uint32_t turn, int timeout_ms, struct lh_e
     req.attempt = s->attempt;
     req.idempotency_key = key;
     req.retain_owner = s->owner;
-    int r = wake(s, timeout_ms, err); /* an action that is nonsense has not */
+    int r = wake(s, timeout_ms, err);       /* an action that is nonsense has not */
+    bool asleep = r < 0 && r != LH_ABORTED; /* as sandbox_run takes it: nothing about the agent */
     if (r == 0)
         r = call(s->agentenv, SANDBOXES "TakeSnapshot", &req.base,
                  &longhaul__sandbox__v1__snapshot__descriptor, timeout_ms,
@@ -381,7 +399,8 @@ int sandbox_commit(struct sandbox *s, uint32_t turn, int timeout_ms, struct lh_e
         return r;
     if (r < 0 && died_of_action(s))
         return lh_fail(err, LH_FAILED_PRECONDITION, "the sandbox is dead");
-    if (r == LH_FAILED_PRECONDITION || r == LH_NOT_FOUND) { /* lost, and not by the agent */
+    if (asleep || r == LH_FAILED_PRECONDITION ||
+        r == LH_NOT_FOUND) { /* lost, and not by the agent */
         lh_wrap(err, "the sandbox is lost");
         return err->code = LH_UNAVAILABLE;
     }

@@ -34,7 +34,7 @@ Test(rest, never_is_never)
 
     cr_assert(r != NULL, "%s", e.message);
     rest_note_turn(r, 1000000, 0);
-    cr_expect(eq(int, (int)rest_judge(r), (int)REST_NO));
+    cr_expect(eq(int, (int)rest_judge(r, 0), (int)REST_NO));
     rest_count(r, REST_FAILED);
     cr_expect(eq(u64, rest_counts(r).n[REST_FAILED], 1));
     cr_expect(eq(u64, rest_counts(r).n[REST_PUT_AWAY], 0));
