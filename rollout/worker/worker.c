@@ -9,46 +9,18 @@
 #include "proto/channel.h"
 #include "proto/clock.h"
 #include "proto/file.h"
-#include "proto/id.h"
 #include "proto/log.h"
 #include "proto/rpc.h"
 #include "rollout/harness/harness.h"
-#include "rollout/scheduler/scheduler.h"
-#include "rollout/worker/gate.h"
-#include "rollout/worker/inbox.h"
+#include "rollout/worker/worker_private.h"
 
 LH_LOG_COMPONENT("rollout");
 
 enum {
     TOOL_THREADS = 8,
     HOLD_PER_SLOT = 2, /* while one is in a tool, another has its place in the batch */
-    HEARTBEAT_MS = 250,
-    WEIGHTS_RETRY_MS = 100,
-    WEIGHTS_PATIENCE_MS = 60000,
     SHUTDOWN_MS = 3500,
     TRACE_RECORDS = 1 << 14, /* 1.6 MiB */
-};
-
-struct worker {
-    struct worker_options o;
-    char name[32], instance[LH_ID_SIZE];
-    struct inbox inbox;
-    struct gate gate;
-    struct policy_model *model;
-    struct arbiter *arbiter;
-    struct kv_client *store;
-    struct kv_trace *trace;
-    struct channel_worker *channel;
-    struct rpc_channel *agentenv;
-    struct tools *tools;
-    struct rest *rest;
-    struct harness *harness;
-    struct engine *engine; /* once the weights are there */
-    struct scheduler scheduler;
-    struct engine_options eo;
-    const struct arbiter_weights_header *weights;
-    int64_t heartbeat_ms, weights_try_ms, weightless_since_ms;
-    bool stopped; /* by STOP */
 };
 
 /* ---- construction ---- */
@@ -175,7 +147,7 @@ static int connect_agentenv(struct worker *w, struct lh_error *err)
     return w->agentenv ? 0 : err->code;
 }
 
-static unsigned capacity(const struct worker *w)
+unsigned worker_capacity(const struct worker *w)
 {
     return w->o.job->rollout->max_running * HOLD_PER_SLOT;
 }
@@ -188,7 +160,7 @@ static int make_harness(struct worker *w, struct lh_error *err)
         .channel = w->channel,
         .job_id = w->o.job->id,
         .budgets = LONGHAUL__EXPERIENCE__V1__BUDGETS__INIT,
-        .capacity = capacity(w),
+        .capacity = worker_capacity(w),
     };
 
     w->rest = rest_create(w->agentenv, r->hibernate, err);
@@ -253,170 +225,6 @@ void worker_destroy(struct worker *w)
     free(w);
 }
 
-/* ---- weights ---- */
-
-/* One try; NOT_FOUND while the trainer has not declared them. */
-static int attach_weights(struct worker *w, struct lh_error *err)
-{
-    uint8_t fingerprint[16];
-    const void *addr;
-    size_t bytes;
-    int r = arbiter_attach(w->arbiter, "weights", &addr, &bytes, err);
-
-    if (r < 0)
-        return r;
-    if (bytes < ARBITER_WEIGHTS_OFFSET + policy_model_floats(w->model) * sizeof(float))
-        return lh_fail(err, LH_FAILED_PRECONDITION,
-                       "the weights have %zu bytes, too few for the model at %s", bytes,
-                       w->o.job->model->path);
-    w->weights = addr;
-    w->eo.weights = (const float *)((const char *)addr + ARBITER_WEIGHTS_OFFSET);
-    policy_model_fingerprint(w->model, fingerprint);
-    w->engine = engine_create(&w->eo, err);
-    if (!w->engine)
-        return err->code;
-    scheduler_init(&w->scheduler, w->engine, w->eo.max_running);
-    harness_use_engine(w->harness, w->engine);
-    return 0;
-}
-
-/* Valid weights, or an error after a long time without. */
-static int lacks_weights(struct worker *w, struct lh_error *err)
-{
-    int64_t now = lh_now_ms();
-
-    if (!w->weightless_since_ms)
-        w->weightless_since_ms = now;
-    if (now - w->weightless_since_ms > WEIGHTS_PATIENCE_MS)
-        return lh_fail(err, LH_UNAVAILABLE, "no valid weights for %d s in the rollout phase",
-                       WEIGHTS_PATIENCE_MS / 1000);
-    return 0;
-}
-
-/* Inside the gate.  True when the engine can step. */
-static int ready_engine(struct worker *w, bool *ready, struct lh_error *err)
-{
-    struct policy_version v = {0};
-
-    *ready = false;
-    if (!arbiter_weights_read(w->weights, &v.step, v.id))
-        return lacks_weights(w, err);
-    w->weightless_since_ms = 0;
-    int r = scheduler_resume(&w->scheduler, &v, err);
-    *ready = r == 0;
-    return r;
-}
-
-static int try_attach(struct worker *w, struct lh_error *err)
-{
-    struct lh_error why = {0};
-    int64_t now = lh_now_ms();
-
-    if (now < w->weights_try_ms)
-        return 0;
-    w->weights_try_ms = now + WEIGHTS_RETRY_MS;
-    int r = attach_weights(w, &why);
-    if (r == 0)
-        return 0;
-    if (r == LH_NOT_FOUND || r == LH_DEADLINE_EXCEEDED)
-        return lacks_weights(w, err);
-    *err = why;
-    return r;
-}
-
-/* At most one pass; *worked when tokens were processed. */
-static int drive_engine(struct worker *w, bool *worked, struct lh_error *err)
-{
-    bool discarded, ready = false;
-    size_t tokens = 0;
-    int r = 0;
-
-    if (!harness_counts(w->harness).wants_engine)
-        return 0;
-    if (!w->engine)
-        return try_attach(w, err);
-    bool inside = gate_enter(&w->gate, &discarded);
-    if (discarded)
-        engine_pause(w->engine);
-    if (!inside)
-        return 0;
-    r = ready_engine(w, &ready, err);
-    if (r == 0 && ready)
-        r = scheduler_step(&w->scheduler, &tokens, err);
-    gate_leave(&w->gate);
-    *worked = tokens > 0;
-    return r;
-}
-
-/* ---- heartbeats ---- */
-
-static void say_hello(struct worker *w)
-{
-    Longhaul__Experience__V1__Hello h = LONGHAUL__EXPERIENCE__V1__HELLO__INIT;
-    Longhaul__Experience__V1__Envelope e = LONGHAUL__EXPERIENCE__V1__ENVELOPE__INIT;
-
-    h.worker = w->name;
-    h.instance = w->instance;
-    h.capacity = capacity(w);
-    e.body_case = LONGHAUL__EXPERIENCE__V1__ENVELOPE__BODY_HELLO;
-    e.hello = &h;
-    channel_worker_send(w->channel, &e, NULL, 0, false, 0, NULL);
-}
-
-static void fill_heartbeat(const struct worker *w, Longhaul__Experience__V1__Heartbeat *b,
-                           Longhaul__Experience__V1__PolicyVersion *version)
-{
-    struct engine_stats s = engine_stats(w->engine);
-    const struct policy_version *v = engine_version(w->engine);
-
-    b->tokens_decoded = s.tokens_decoded;
-    b->tokens_prefilled = s.tokens_prefilled;
-    b->running = s.running;
-    b->waiting = s.waiting;
-    b->spilled = s.spilled;
-    b->kv_used_bytes = s.used_bytes;
-    b->kv_budget_bytes = s.budget_bytes;
-    b->spilled_bytes = s.spilled_bytes;
-    b->loaded_bytes = s.loaded_bytes;
-    b->store_lookups = s.store_lookups;
-    b->store_hits = s.store_hits;
-    b->preemptions = s.preemptions;
-    b->window = window_size(&w->scheduler.window);
-    b->load_wait_ms = (float)w->scheduler.load_wait_ms;
-    version->step = v->step;
-    version->id = (ProtobufCBinaryData){sizeof v->id, (uint8_t *)v->id};
-    b->version = version;
-}
-
-static void heartbeat(struct worker *w)
-{
-    Longhaul__Experience__V1__Heartbeat b = LONGHAUL__EXPERIENCE__V1__HEARTBEAT__INIT;
-    Longhaul__Experience__V1__PolicyVersion v = LONGHAUL__EXPERIENCE__V1__POLICY_VERSION__INIT;
-    Longhaul__Experience__V1__Envelope e = LONGHAUL__EXPERIENCE__V1__ENVELOPE__INIT;
-    struct harness_counts c = harness_counts(w->harness);
-
-    if (lh_now_ms() < w->heartbeat_ms)
-        return;
-    lh_autofree char **names = calloc(c.held + 1, sizeof *names);
-    if (!names)
-        return;
-    w->heartbeat_ms = lh_now_ms() + HEARTBEAT_MS;
-    say_hello(w);
-    b.worker = w->name;
-    b.instance = w->instance;
-    b.trajectories = names;
-    b.n_trajectories = harness_names(w->harness, names, c.held);
-    b.in_tool = c.in_tool;
-    struct rest_counts rest = rest_counts(w->rest);
-    b.hibernated = rest.n[REST_PUT_AWAY];
-    b.hibernations_failed = rest.n[REST_FAILED];
-    if (w->engine)
-        fill_heartbeat(w, &b, &v);
-    e.body_case = LONGHAUL__EXPERIENCE__V1__ENVELOPE__BODY_HEARTBEAT;
-    e.heartbeat = &b;
-    channel_worker_send(w->channel, &e, NULL, 0, false, 0, NULL);
-}
-
 /* ---- the loop ---- */
 
 static bool receive(struct worker *w)
@@ -436,7 +244,7 @@ static bool receive(struct worker *w)
 
 int worker_run(struct worker *w, struct lh_error *err)
 {
-    lh_info("ready", "worker=%s instance=%s capacity=%u", w->name, w->instance, capacity(w));
+    lh_info("ready", "worker=%s instance=%s capacity=%u", w->name, w->instance, worker_capacity(w));
     while (!*w->o.stop && !w->stopped) {
         bool worked = false;
         if (arbiter_lost(w->arbiter))
@@ -445,10 +253,10 @@ int worker_run(struct worker *w, struct lh_error *err)
             worked = true;
         worked |= harness_poll(w->harness);
         bool stepped = false;
-        int r = drive_engine(w, &stepped, err);
+        int r = worker_drive(w, &stepped, err);
         if (r < 0)
             return r;
-        heartbeat(w);
+        worker_heartbeat(w);
         if (!worked && !stepped)
             inbox_wait(&w->inbox, lh_ms_left(w->heartbeat_ms));
     }
