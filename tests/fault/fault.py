@@ -89,11 +89,12 @@ def run_job(lab, job, target, delays, rng, limit_s):
 
 def round_of_kills(lab, job, target, length, reference, rng, limit_s):
     """One job with one or two kills, checked at its end.  A round that met nothing proves nothing: it is repeated,
-    with kills well inside, since a machine that is busy one minute and idle the next runs it in half the time."""
+    earlier every time, since a machine that is busy one minute and idle the next runs it in a fraction of the time."""
     spans = [(0, 1), (0, length), (max(0, length - 1), length), (0, length)]
     for repetition in range(TRIES):
         if repetition:
-            spans = [(0.15 * length, 0.5 * length)]
+            latest = length * 0.5 ** repetition
+            spans = [(0.3 * latest, latest)]
         delays = [rng.uniform(*rng.choice(spans)) for _ in range(rng.choice([1, 1, 2]))]
         error, hits = run_job(lab, job, target, delays, rng, limit_s)
         error = error or job_lab.fault_of(lab, job, reference)
