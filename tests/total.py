@@ -27,9 +27,10 @@ for path in sorted(results.glob("*.json")):
             lines = (output + (test.get("stderr") or "")).splitlines()
             told = [line for line in lines if TELLING.search(line)] or lines[-10:]
             broken.append((f"{path.stem} {test['name']}: {test['result']}", told[:40]))
-        skipped += re.findall(r"SKIPPED, .*", output)
+        missing = re.findall(r"SKIPPED, .*", output)
+        skipped += [f"{test['name']}: {why}" for why in missing]
         if test["result"] == "SKIP":
-            skipped.append(test["name"])
+            skipped += [] if missing else [test["name"]]
         elif counts:
             passed += sum(int(c[1]) for c in counts)
             failed += max(sum(int(c[0]) - int(c[1]) for c in counts), 1 if bad else 0)

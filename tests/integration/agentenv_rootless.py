@@ -73,6 +73,7 @@ class User:
             os.makedirs(d)
         for program in lab.AGENTENVD, lab.AGENTENV, INIT:
             shutil.copy(program, self.bin)
+        shutil.copytree(lab.PROTO, self.dir + "/share/longhaul/proto")
         self.known = many_ids
         if many_ids:
             # Away from the ids of root's sandboxes, which other tests run.
