@@ -70,10 +70,10 @@ static int load(struct memory *m, int dir, const char *name, struct lh_error *er
     struct image i = {0};
     char pages[32];
     int r = image_read(dir, name, &i, err);
-    lh_autofree uint8_t *bytes = i.bytes;
 
     if (r == 0)
         r = read_map(m, &i, err);
+    free(i.bytes);
     if (r < 0)
         return r;
     snprintf(pages, sizeof pages, "pages-%u.img", m->pages_id);
