@@ -1,5 +1,6 @@
 #include "deploy/report_flow.h"
 
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -58,9 +59,10 @@ static size_t column_of(const struct report_flow *f, double at_ms, size_t column
 }
 
 /* The mean of what was seen in a span of time; a span without a line is as the one before it ended.
- */
-static void fill(const struct report_flow *f, enum curve k, double *column, size_t columns)
+ * False when all is 0. */
+static bool fill(const struct report_flow *f, enum curve k, double *column, size_t columns)
 {
+    bool any = false;
     size_t i = 0;
 
     for (size_t c = 0; c < columns; c++) {
@@ -68,7 +70,9 @@ static void fill(const struct report_flow *f, enum curve k, double *column, size
         for (; i < f->n && column_of(f, f->samples[i].at_ms, columns) <= c; i++, n++)
             sum += f->samples[i].value[k];
         column[c] = n > 0 ? sum / n : f->samples[i - 1].value[k];
+        any |= column[c] > 0;
     }
+    return any;
 }
 
 void report_flow_print(const struct report_flow *f)
@@ -81,7 +85,8 @@ void report_flow_print(const struct report_flow *f)
     snprintf(seconds, sizeof seconds, "%.0f s",
              (f->samples[f->n - 1].at_ms - f->samples[0].at_ms) / 1e3);
     for (int k = 0; k < CURVES; k++) {
-        fill(f, k, column, PLOT_WIDTH);
+        if (!fill(f, k, column, PLOT_WIDTH))
+            continue;
         plot_print(titles[k], column, PLOT_WIDTH, ROWS, seconds);
     }
 }

@@ -13,7 +13,7 @@ struct report_flow {
 
 /* A line of another kind is left out; so is everything once memory is out. */
 void report_flow_collect(struct report_flow *f, const json_t *line);
-/* Three plots over one axis of time; nothing when there are no such lines. */
+/* Up to three plots over one axis of time; none of what was 0 all the time. */
 void report_flow_print(const struct report_flow *f);
 void report_flow_finish(struct report_flow *f);
 

@@ -103,6 +103,7 @@ struct request {
     const struct lh_s3_sink *to;     /* of a GET */
     uint64_t max;                    /* bytes of the answer */
     int64_t deadline_ms;
+    CURL *curl;
 
     char sha256[2 * crypto_hash_sha256_BYTES + 1]; /* of what is sent */
     uint64_t size, sent, received;
@@ -124,13 +125,25 @@ static size_t send_body(char *to, size_t size, size_t n, void *ctx)
     return (size_t)got;
 }
 
+static void take_complaint(struct request *q, const char *data, size_t len)
+{
+    size_t room = sizeof q->complaint - 1 - strlen(q->complaint);
+
+    strncat(q->complaint, data, len < room ? len : room);
+}
+
+/* Of the object; what comes with a failure is its text and nothing of the object. */
 static size_t take_body(char *data, size_t size, size_t n, void *ctx)
 {
     struct request *q = ctx;
-    size_t len = size * n, room = sizeof q->complaint - 1, have = strlen(q->complaint);
+    size_t len = size * n;
+    long status = 0;
 
-    if (have < room) /* in case it is an error's text */
-        strncat(q->complaint, data, len < room - have ? len : room - have);
+    curl_easy_getinfo(q->curl, CURLINFO_RESPONSE_CODE, &status);
+    if (status / 100 != 2) {
+        take_complaint(q, data, len);
+        return len;
+    }
     q->too_long = len > q->max || q->received > q->max - len;
     int r = q->too_long ? -EFBIG : q->to ? q->to->write(q->to->ctx, q->received, data, len) : 0;
     if (r < 0 && !q->too_long)
@@ -172,6 +185,7 @@ static void set_options(struct lh_s3 *s, struct request *q, const char *url,
     long left = (long)lh_ms_left(q->deadline_ms) + 1;
     CURL *c = s->curl;
 
+    q->curl = c;
     curl_easy_reset(c); /* the connection stays */
     curl_easy_setopt(c, CURLOPT_URL, url);
     curl_easy_setopt(c, CURLOPT_PROTOCOLS_STR, "http,https");
